@@ -1,0 +1,2 @@
+//! The one program: CLI and the roles up, server, storaged.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Wire types and error codes of the control plane.

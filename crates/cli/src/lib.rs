@@ -1,0 +1,1 @@
+//! The aenv commands, over the public API only.

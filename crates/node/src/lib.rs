@@ -1,0 +1,1 @@
+//! Sandbox state machine, driver, orchestration, pools, templates.

@@ -1,0 +1,1 @@
+//! OCI references, image configuration, images to root filesystems.

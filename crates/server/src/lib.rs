@@ -1,0 +1,1 @@
+//! Control-plane API, guest proxy, authentication, metrics.

@@ -1,0 +1,2 @@
+//! Guest image, packaging, checks.
+fn main() {}
