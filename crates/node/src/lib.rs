@@ -1,1 +1,4 @@
-//! Sandbox state machine, driver, orchestration, pools, templates.
+//! A node: sandboxes, their state machine and drivers, templates, pools, adoption. Knows no HTTP server.
+
+pub mod control;
+pub mod model;
