@@ -1,0 +1,28 @@
+//! What the tests of this crate share.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::fs::File;
+use std::sync::Arc;
+
+/// Nameless files that vanish with the process.
+pub(crate) struct TempFiles;
+
+impl TempFiles {
+    pub(crate) fn new() -> Self {
+        Self
+    }
+
+    pub(crate) fn file(&self) -> Arc<File> {
+        Arc::new(tempfile::tempfile().unwrap())
+    }
+}
+
+/// The seed of this run, printed so that a failure can be replayed, and how many steps to do.
+#[allow(clippy::print_stderr, reason = "a test's seed belongs in its output")]
+pub(crate) fn seed_and_steps(default_steps: u64) -> (u64, u64) {
+    let number = |name| std::env::var(name).ok().and_then(|v: String| v.parse().ok());
+    let seed = number("MODEL_SEED").unwrap_or_else(rand::random);
+    let steps = number("MODEL_STEPS").unwrap_or(default_steps);
+    eprintln!("MODEL_SEED={seed} MODEL_STEPS={steps}");
+    (seed, steps)
+}
