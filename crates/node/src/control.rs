@@ -4,8 +4,8 @@
 //! tests use a fake that injects faults.
 
 use crate::model::{
-    Ack, Build, BuildId, Connected, CreateSandbox, GuestMetrics, LogPage, LogQuery, Page, Principal, PullTemplate,
-    Sandbox, SandboxId, SandboxQuery, Template, TemplateId,
+    Ack, Build, BuildId, Connected, CreateSandbox, GuestMetrics, LogPage, LogQuery, Page, Principal,
+    PullTemplate, Sandbox, SandboxId, SandboxQuery, Template, TemplateId,
 };
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -151,7 +151,8 @@ pub trait Control: Send + Sync + 'static {
     ) -> Result<Build>;
 
     /// Templates of the team, newest first.
-    async fn templates(&self, who: &Principal, limit: usize, token: Option<String>) -> Result<Page<Template>>;
+    async fn templates(&self, who: &Principal, limit: usize, token: Option<String>)
+    -> Result<Page<Template>>;
 
     /// A template by id, alias, `name:tag` or `ns/name`.
     async fn template(&self, who: &Principal, reference: &str) -> Result<Template>;

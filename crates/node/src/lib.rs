@@ -1,4 +1,20 @@
 //! A node: sandboxes, their state machine and drivers, templates, pools, adoption. Knows no HTTP server.
+//!
+//! ```text
+//!  Control (trait) ── Node ──┬── drivers: one task per sandbox, fed through bounded mailboxes
+//!                            │      lifecycle (pure table) decides, steps run effects with undo
+//!                            ├── pool: machines restored, exercised and stopped ahead of need
+//!                            ├── builds: templates from images
+//!                            ├── records: SQLite, written before effects
+//!                            └── seams: Vmm, Network, Storage, Images, Guests, Layers, Processes
+//! ```
+//! What survives a crash: records, layers and manifests in the data directory, machines (they outlive the server),
+//! network slots and exports. [`Node::start`] compares them all and makes each sandbox what it truly is.
 
 pub mod control;
+pub mod lifecycle;
 pub mod model;
+pub mod options;
+pub mod seams;
+
+pub use options::Options;
