@@ -5,6 +5,27 @@
 //! gives unique ones. The node talks to a guest through sockets made inside the namespace ([`Network::connect`]):
 //! there is no route from the host, or from another guest, to a guest.
 
+//!
+//! Inside out: [`plan`] and `rules` are pure (addresses, names, firewall text); `netlink`, `link`, `nft` and
+//! `namespace` each know one kernel interface; `threads` is the only place where a thread enters a namespace; `slot`
+//! builds and tears down one slot; `host` holds what is done once per node; `dns` forwards queries; `service` is
+//! [`NetnsNetwork`], which owns the life of all slots.
+
+mod dns;
+mod host;
+mod link;
+mod namespace;
+mod netlink;
+mod nft;
+pub mod plan;
+mod rules;
+mod service;
+mod slot;
+mod threads;
+
+pub use dns::Upstreams;
+pub use service::{NetnsNetwork, Options};
+
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -28,6 +49,9 @@ pub enum Error {
     /// All slots are in use.
     #[error("all {0} network slots are in use; end some sandboxes or raise network.slots")]
     Exhausted(u32),
+    /// The options don't make an address plan.
+    #[error(transparent)]
+    Plan(#[from] plan::Error),
     /// A step failed; what it made was undone.
     #[error("{step}: {reason}")]
     Step {
@@ -36,6 +60,23 @@ pub enum Error {
         /// The cause in words.
         reason: String,
     },
+}
+
+impl Error {
+    fn step(step: &'static str, reason: impl std::fmt::Display) -> Self {
+        Self::Step { step, reason: reason.to_string() }
+    }
+}
+
+/// Names the step an error came from.
+trait During<T> {
+    fn during(self, step: &'static str) -> Result<T, Error>;
+}
+
+impl<T, E: std::fmt::Display> During<T> for Result<T, E> {
+    fn during(self, step: &'static str) -> Result<T, Error> {
+        self.map_err(|e| Error::step(step, e))
+    }
 }
 
 /// A slot in use. Plain data: it can be written down and adopted by a later process.
