@@ -52,12 +52,17 @@ impl Index {
         if start >= end {
             return;
         }
-        for mapping in &self.entries[self.first_ending_after(start)..] {
+        for mapping in self.entries_from(start) {
             if mapping.start() >= end {
                 break;
             }
             f(mapping.clip(start, end));
         }
+    }
+
+    /// The mappings that end behind `sector`, in order.
+    pub(crate) fn entries_from(&self, sector: u64) -> &[Mapping] {
+        &self.entries[self.first_ending_after(sector)..]
     }
 
     fn first_ending_after(&self, sector: u64) -> usize {

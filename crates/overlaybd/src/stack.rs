@@ -89,11 +89,20 @@ impl Stack {
 
     /// The first byte at or after `offset` that some layer stores; `None` when only zeroes follow.
     pub fn next_data(&self, offset: u64) -> Option<u64> {
-        let mut found = None;
-        self.index.visit(offset / SECTOR, self.virtual_size.div_ceil(SECTOR), |m| {
-            found = found.or(Some((m.start() * SECTOR).max(offset)));
-        });
-        found
+        let mapping = self.index.entries_from(offset / SECTOR).first()?;
+        Some((mapping.start() * SECTOR).max(offset)).filter(|&at| at < self.virtual_size)
+    }
+
+    /// The first byte at or after `offset` that no layer stores; the device's size when everything is.
+    pub fn next_hole(&self, offset: u64) -> u64 {
+        let mut at = offset / SECTOR;
+        for mapping in self.index.entries_from(at) {
+            if mapping.start() > at {
+                break;
+            }
+            at = mapping.end();
+        }
+        (at * SECTOR).max(offset).min(self.virtual_size)
     }
 }
 

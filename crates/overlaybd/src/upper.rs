@@ -157,6 +157,12 @@ impl Upper {
         self.index.read().len() == 0
     }
 
+    /// Makes the data file a layer by appending index and trailer, with nothing put in its place: for an upper that
+    /// nothing uses. With `sync` returns once that is on stable storage. Answers the layer's size in bytes.
+    pub fn finish(&self, sync: bool) -> Result<u64, Error> {
+        self.write_trailer(&self.index.read().entries(), self.info.virtual_size, sync)
+    }
+
     /// Takes `len` bytes at the end of the data file. Pieces of a block or more start on a block, so that the host's
     /// page cache never has to read before it writes.
     pub(crate) fn reserve(&self, len: u64) -> u64 {
