@@ -50,7 +50,7 @@ fn is_mount_point(path: &Path) -> io::Result<bool> {
             c => c.to_string(),
         })
         .collect();
-    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let mounts = fs::read_to_string("/proc/thread-self/mountinfo")?;
     Ok(mounts.lines().any(|line| line.split(' ').nth(4) == Some(escaped.as_str())))
 }
 

@@ -347,7 +347,12 @@ impl Shared {
                     let (hand_over, handed) = oneshot::channel();
                     let shared = Arc::clone(self);
                     self.runtime.spawn(async move {
-                        let _ = hand_over.send(shared.build(index).await);
+                        let claim = shared.build(index).await;
+                        if claim.is_ok() {
+                            shared.state.lock().building -= 1;
+                            shared.changed.notify_waiters();
+                        }
+                        let _ = hand_over.send(claim);
                     });
                     return handed.await.map_err(|_| "the build was cut off").during("build a slot")?;
                 }
@@ -358,7 +363,8 @@ impl Shared {
         }
     }
 
-    /// Builds the slot `index`, which [`State::next`] or the refill has counted as building.
+    /// Builds the slot `index`, which [`State::next`] or the refill has counted as building. On success it still
+    /// counts, so that whoever hands the slot on can uncount it in the same step; on failure it doesn't.
     async fn build(self: &Arc<Self>, index: u32) -> Result<Claim, Error> {
         let shared = Arc::clone(self);
         let build = move |host: &HostNamespace| {
@@ -366,21 +372,24 @@ impl Shared {
             let parts = shared.blueprint.build(host, index, generation)?;
             Ok((generation, parts))
         };
-        let built = self.builders.run(build).await.flatten();
-        let claim = built.and_then(|(generation, parts)| {
-            let passage = self.passage(index, generation, parts);
-            let passage = passage.inspect_err(|_| self.demolish(index, generation))?;
-            Ok(Claim { shared: Arc::clone(self), passage: Some(passage) })
-        });
-        {
-            let mut state = self.state.lock();
-            state.building -= 1;
-            if claim.is_err() && state.leaving == 0 {
+        let failure = match self.builders.run(build).await.flatten() {
+            Ok((generation, parts)) => match self.passage(index, generation, parts) {
+                Ok(passage) => return Ok(Claim { shared: Arc::clone(self), passage: Some(passage) }),
+                Err(e) => {
+                    self.demolish(index, generation);
+                    self.state.lock().building -= 1;
+                    e
+                }
+            },
+            Err(e) => {
+                let mut state = self.state.lock();
+                state.building -= 1;
                 state.free.push_back(index);
+                e
             }
-        }
+        };
         self.changed.notify_waiters();
-        claim
+        Err(failure)
     }
 
     fn passage(&self, index: u32, generation: u64, parts: Parts) -> Result<Passage, Error> {
@@ -514,15 +523,17 @@ impl Shared {
     /// Builds a slot for the pool.
     async fn stock(self: &Arc<Self>, index: u32) -> Result<(), Error> {
         let claim = self.build(index).await?;
-        let mut state = self.state.lock();
-        if !state.closed {
-            state.ready.extend(claim.keep());
-            drop(state);
-            self.changed.notify_waiters();
-        } else {
-            drop(state);
-            drop(claim);
+        {
+            let mut state = self.state.lock();
+            state.building -= 1;
+            if state.closed {
+                drop(state);
+                drop(claim);
+            } else {
+                state.ready.extend(claim.keep());
+            }
         }
+        self.changed.notify_waiters();
         Ok(())
     }
 }

@@ -93,7 +93,7 @@ pub(crate) fn echo_server(address: SocketAddr) {
             std::thread::spawn(move || {
                 let mut stream = stream;
                 let peer = stream.peer_addr().unwrap().ip();
-                let _ = writeln!(stream, "{peer}");
+                let _ = stream.write_all(format!("{peer}\n").as_bytes());
                 let mut buffer = [0; 4096];
                 while let Ok(len @ 1..) = stream.read(&mut buffer) {
                     if stream.write_all(&buffer[..len]).is_err() {
