@@ -174,7 +174,6 @@ struct Export {
 struct State {
     stack: StackSpec,
     holders: BTreeSet<String>,
-    last_seal: Option<SealedLayer>,
 }
 
 enum Body {
@@ -218,8 +217,7 @@ impl Exports {
         };
         let size = device.size();
         let path = self.exporter.publish(&request.name, device)?;
-        let state =
-            State { stack: request.stack, holders: BTreeSet::from([request.holder]), last_seal: None };
+        let state = State { stack: request.stack, holders: BTreeSet::from([request.holder]) };
         let export = Export {
             name: request.name.clone(),
             path: path.clone(),
@@ -238,28 +236,23 @@ impl Exports {
         let _lane = self.lane(name).lock();
         let export = self.get(name)?;
         let Body::Writable(writable) = &export.body else { return Err(Error::ReadOnly(name.into())) };
-        if let Some(last) = export.state.lock().last_seal.clone().filter(|last| last.path == to) {
-            return Ok(last);
-        }
         if !to.is_absolute() {
             return Err(Error::BadRequest(format!("{} must be an absolute path", to.display())));
         }
-        let next = writable.dir.prepare_next(writable.device.upper_uuid(), writable.device.size())?;
-        let uuid = writable.device.upper_uuid();
-        let sealed = writable
-            .device
-            .seal(next, durable, || writable.dir.commit_seal(uuid, to, durable))
-            .inspect_err(|_| writable.dir.discard_next())
-            .map_err(|source| Error::Stack { name: name.into(), source })?;
-        let layer = SealedLayer {
-            path: to.to_owned(),
-            uuid,
-            bytes: sealed.file_bytes,
-            blocks: sealed.stored_sectors,
+        let layer = if export.state.lock().stack.layers.last().is_some_and(|top| top.path == to) {
+            // Asked again: the layer is in place already.
+            sealed_before(to)?
+        } else {
+            let layer = writable.seal(to, durable).map_err(|source| match source {
+                SealError::Upper(error) => Error::Upper(error),
+                SealError::Stack(source) => Error::Stack { name: name.into(), source },
+            })?;
+            export.state.lock().stack.layers.push(LayerSpec::lsmt(to));
+            layer
         };
-        let mut state = export.state.lock();
-        state.stack.layers.push(LayerSpec::lsmt(to));
-        state.last_seal = Some(layer.clone());
+        if durable {
+            writable.flush().map_err(|source| Error::Flush { name: name.into(), source })?;
+        }
         Ok(layer)
     }
 
@@ -413,6 +406,35 @@ impl Export {
             }
         }
     }
+}
+
+enum SealError {
+    Upper(UpperError),
+    Stack(aenv_overlaybd::Error),
+}
+
+impl Writable {
+    fn seal(&self, to: &Path, durable: bool) -> Result<SealedLayer, SealError> {
+        let uuid = self.device.upper_uuid();
+        let next = self.dir.prepare_next(uuid, self.device.size()).map_err(SealError::Upper)?;
+        let sealed = self
+            .device
+            .seal(next, durable, || self.dir.commit_seal(to, durable))
+            .inspect_err(|_| self.dir.discard_next())
+            .map_err(SealError::Stack)?;
+        Ok(SealedLayer { path: to.to_owned(), uuid, bytes: sealed.file_bytes, blocks: sealed.stored_sectors })
+    }
+}
+
+/// What the seal that made `path` answered.
+fn sealed_before(path: &Path) -> Result<SealedLayer, Error> {
+    let bytes = |source| LayerError::Bytes { path: path.to_owned(), source };
+    let file = std::fs::File::open(path).map_err(bytes)?;
+    let len = file.metadata().map_err(bytes)?.len();
+    let layer = aenv_overlaybd::Layer::open(Arc::new(file))
+        .map_err(|source| LayerError::Format { path: path.to_owned(), source })?;
+    let (uuid, blocks) = (layer.info().uuid, layer.index().stored_sectors());
+    Ok(SealedLayer { path: path.to_owned(), uuid, bytes: len, blocks })
 }
 
 impl Device for Writable {

@@ -89,6 +89,15 @@ pub enum Error {
 
 /// Runs until a shutdown request is granted or `signal` resolves; see the module's head.
 pub async fn run(options: Options, signal: impl Future<Output = ()>) -> Result<(), Error> {
+    run_announced(options, || (), signal).await
+}
+
+/// Like [`run`], and calls `ready` once requests are answered.
+pub async fn run_announced(
+    options: Options,
+    ready: impl FnOnce(),
+    signal: impl Future<Output = ()>,
+) -> Result<(), Error> {
     let drain = options.drain;
     let start = tokio::task::spawn_blocking(move || Started::new(options));
     let started = start.await.expect("starting doesn't panic")?;
@@ -100,6 +109,7 @@ pub async fn run(options: Options, signal: impl Future<Output = ()>) -> Result<(
     let server = Server::bind(&started.socket, started.exports.clone(), asked)
         .map_err(io("listening on", &started.socket))?;
     tracing::info!(socket = %started.socket.display(), "storaged is serving");
+    ready();
     let serving = tokio::spawn(server.serve());
     let signalled = tokio::select! {
         () = signal => true,

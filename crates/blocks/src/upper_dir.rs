@@ -21,9 +21,13 @@
 //! After step 3 the new upper names the layer as its parent, so opening it on a stack without that layer is
 //! refused: a caller that never saw the answer can't lose the layer by accident.
 //!
-//! With `durable`, layer, log and directories are synced before step 3's rename counts as done and the stash of
-//! step 4 is dropped at once. Without it, a power loss may take the end of the layer's file. What was flushed before
-//! the seal is still there: in the layer's data and in the stashed log, from which open writes the trailer again.
+//! Steps 4 and 5 can't undo step 3: when one fails, the process goes on with the files it has open and tries again
+//! at the next flush or seal.
+//!
+//! With `durable`, layer and next upper are synced before step 3, and the directories after step 5, where the stash
+//! of step 4 is dropped at once. Without it, a power loss may take the end of the layer's file. What was flushed
+//! before the seal is still there: in the layer's data and in the stashed log, from which the trailer is written
+//! again.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -89,6 +93,8 @@ pub struct UpperDir {
 
 #[derive(Default)]
 struct Owed {
+    /// Steps 4 and 5 of a seal are still to be done.
+    promotion: bool,
     directories: Vec<PathBuf>,
     stashed: Vec<PathBuf>,
 }
@@ -135,6 +141,7 @@ impl UpperDir {
 
     /// Step 1: an empty upper in `next.*` that lies on layer `parent`.
     pub fn prepare_next(&self, parent: Uuid, virtual_size: u64) -> Result<Upper, UpperError> {
+        self.promote()?;
         let options = UpperOptions { virtual_size, uuid: Uuid::new_v4(), parent };
         let (data, index) = (self.new_file("next.data")?, self.new_file("next.index")?);
         Upper::create(data, index, options).map_err(|source| self.format(source))
@@ -152,50 +159,51 @@ impl UpperDir {
         }
     }
 
-    /// Steps 3 to 5. `to` must be on the same file system and free; its directory must exist.
-    pub fn commit_seal(&self, sealed: Uuid, to: &Path, durable: bool) -> io::Result<()> {
+    /// Steps 3 to 5; only step 3 can fail. `to` must be on the same file system and free; its directory must exist.
+    /// What makes it durable is left to [`flush`](Self::flush), but for the next upper's own files.
+    pub fn commit_seal(&self, to: &Path, durable: bool) -> io::Result<()> {
         if durable {
             for name in ["next.data", "next.index"] {
                 File::open(self.file(name))?.sync_all()?;
             }
         }
         rename_new(&self.file("upper.data"), to)?;
-        let done = self.after_rename(sealed, to, durable);
-        if let Err(error) = &done {
-            // The layer is in place and the next open repairs the rest; until then this upper must not go on.
-            tracing::error!(%error, dir = %self.path.display(), "a seal stopped half way");
+        let mut owed = self.owed.lock();
+        owed.directories.extend(to.parent().map(Path::to_owned));
+        owed.promotion = true;
+        drop(owed);
+        if let Err(error) = self.promote() {
+            tracing::error!(%error, "a seal is done but for its last renames; trying again at the next flush");
         }
-        done
+        Ok(())
     }
 
     /// What a flush has to do after the data is safe: directory entries, and the logs no longer needed.
     pub fn flush(&self) -> io::Result<()> {
+        self.promote().map_err(io::Error::other)?;
         let mut owed = self.owed.lock();
         while let Some(directory) = owed.directories.last() {
             File::open(directory)?.sync_all()?;
             owed.directories.pop();
         }
         while let Some(log) = owed.stashed.last() {
-            fs::remove_file(log)?;
-            owed.stashed.pop();
+            match fs::remove_file(log) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => owed.stashed.pop(),
+            };
         }
         Ok(())
     }
 
-    fn after_rename(&self, sealed: Uuid, to: &Path, durable: bool) -> io::Result<()> {
-        let stash = self.stash_path(sealed);
-        fs::rename(self.file("upper.index"), &stash)?;
-        fs::rename(self.file("next.data"), self.file("upper.data"))?;
-        fs::rename(self.file("next.index"), self.file("upper.index"))?;
-        let parent = to.parent().unwrap_or(Path::new("/")).to_owned();
-        if durable {
-            File::open(&parent)?.sync_all()?;
-            File::open(&self.path)?.sync_all()?;
-            return fs::remove_file(stash);
+    /// Steps 4 and 5, where they are still to be done.
+    fn promote(&self) -> Result<(), UpperError> {
+        if !self.owed.lock().promotion {
+            return Ok(());
         }
+        self.finish_seal()?;
         let mut owed = self.owed.lock();
-        owed.directories.extend([parent, self.path.clone()]);
-        owed.stashed.push(stash);
+        owed.promotion = false;
+        owed.directories.push(self.path.clone());
         Ok(())
     }
 
@@ -214,11 +222,11 @@ impl UpperDir {
                 Ok(())
             }
             (None, Some(sealed), Some(data), Some(index)) if data == index => {
-                self.rename("upper.index", &self.stash_path(sealed))?;
+                self.stash_log(sealed)?;
                 self.promote_next()
             }
             (Some(data), Some(sealed), _, Some(index)) if data == index => {
-                self.rename("upper.index", &self.stash_path(sealed))?;
+                self.stash_log(sealed)?;
                 self.rename("next.index", &self.file("upper.index"))
             }
             (Some(data), None, _, Some(index)) if data == index => {
@@ -268,8 +276,11 @@ impl UpperDir {
         fs::rename(self.file(from), to).map_err(|source| self.io("renaming to", to, source))
     }
 
-    fn stash_path(&self, sealed: Uuid) -> PathBuf {
-        self.path.join(format!("sealed-{sealed}.index"))
+    fn stash_log(&self, sealed: Uuid) -> Result<(), UpperError> {
+        let stash = self.path.join(format!("sealed-{sealed}.index"));
+        self.rename("upper.index", &stash)?;
+        self.owed.lock().stashed.push(stash);
+        Ok(())
     }
 
     fn file(&self, name: &str) -> PathBuf {

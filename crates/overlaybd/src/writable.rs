@@ -34,8 +34,15 @@ pub struct WritableStack {
     state: RwLock<State>,
     traffic: RwLock<()>,
     /// Layers sealed without a sync: the next flush owes it to them.
-    unsynced: Mutex<Vec<Arc<dyn WriteAt>>>,
+    unsynced: Mutex<Unsynced>,
     virtual_size: u64,
+}
+
+#[derive(Default)]
+struct Unsynced {
+    layers: Vec<Arc<dyn WriteAt>>,
+    /// A sync failed. The kernel reports that once and may have dropped the pages: no later flush can be believed.
+    failed: bool,
 }
 
 #[derive(Clone)]
@@ -76,7 +83,7 @@ impl WritableStack {
         Ok(Self {
             state: RwLock::new(state),
             traffic: RwLock::new(()),
-            unsynced: Mutex::new(Vec::new()),
+            unsynced: Mutex::default(),
             virtual_size,
         })
     }
@@ -166,9 +173,17 @@ impl WritableStack {
     pub fn flush(&self) -> io::Result<()> {
         {
             let mut unsynced = self.unsynced.lock();
-            while let Some(layer) = unsynced.last() {
-                layer.sync()?;
-                unsynced.pop();
+            while let Some(layer) = unsynced.layers.last().filter(|_| !unsynced.failed) {
+                if let Err(error) = layer.sync() {
+                    unsynced.failed = true;
+                    return Err(error);
+                }
+                unsynced.layers.pop();
+            }
+            if unsynced.failed {
+                return Err(io::Error::other(
+                    "syncing a sealed layer failed: what reached the disk is unknown",
+                ));
             }
         }
         let upper = self.state.read().upper.clone();
@@ -234,7 +249,7 @@ impl WritableStack {
         let grown = lower.with_layer(Layer::sealed(upper.data.clone(), index, info.clone()))?;
         commit().map_err(Error::Commit)?;
         if !sync {
-            self.unsynced.lock().push(upper.data.clone());
+            self.unsynced.lock().layers.push(upper.data.clone());
         }
         *self.state.write() = State { lower: Arc::new(grown), upper: Arc::new(next) };
         Ok(Sealed { info, file_bytes, stored_sectors, entries: count })

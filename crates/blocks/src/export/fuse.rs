@@ -18,6 +18,7 @@
 //!   punching the backing file and dropping its private pages: the pages go, the shared base stays.
 //! - **Passthrough** where the device is one local file and the kernel can (6.9): it reads and maps the file itself.
 //!   All handles of an inode then share one backing id, which the kernel demands.
+//! - **Owned by root**, mode 0600, checked by the kernel; `chown` gives an export to a jailed VMM's user.
 //! - **An error is `EIO`** (`ENOSPC` when the disk is full), logged for the first one of an export, counted for all.
 
 mod filesystem;
@@ -63,7 +64,8 @@ impl FuseExporter {
             MountOption::NoExec,
             MountOption::NoAtime,
         ];
-        // A jailed VMM runs under its own uid. Who may come this far is decided by the directory above the mount.
+        // A jailed VMM runs under its own uid: the kernel checks owner and mode, which `chown` changes.
+        config.mount_options.push(MountOption::DefaultPermissions);
         config.acl = SessionACL::All;
         config.n_threads = Some(threads.max(1));
         config.clone_fd = true;
@@ -72,10 +74,12 @@ impl FuseExporter {
         Ok(Self { mount_point: mount_point.to_owned(), tree, session: Mutex::new(Some(session)) })
     }
 
-    /// Unmounts when nothing is open; `Err` when something is.
+    /// Unmounts and waits for the FUSE threads, when nothing is open. `Err` and no longer in the tree otherwise.
     pub fn unmount(&self) -> io::Result<()> {
         let Some(session) = self.session.lock().take() else { return Ok(()) };
-        session.umount_and_join()
+        session.umount_and_join().inspect_err(|_| {
+            let _gone_already = unmount(&self.mount_point, UnmountFlags::DETACH);
+        })
     }
 
     /// Takes the mount out of the tree though handles are open; they work until this process ends.

@@ -12,7 +12,7 @@ use fuser::{
     ReplyLseek, ReplyOpen, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
-use super::tree::{Node, Tree};
+use super::tree::{Node, Owner, Tree};
 
 /// An attribute never changes while its inode lives. Names are looked up anew each time: they come and go.
 const ATTR_TTL: Duration = Duration::from_secs(3600);
@@ -22,8 +22,6 @@ const MAX_REQUEST: u32 = 1 << 20;
 pub(super) struct FuseFilesystem {
     tree: Arc<Tree>,
     passthrough: bool,
-    uid: u32,
-    gid: u32,
 }
 
 thread_local! {
@@ -33,38 +31,7 @@ thread_local! {
 
 impl FuseFilesystem {
     pub(super) fn new(tree: Arc<Tree>) -> Self {
-        let uid = rustix::process::geteuid().as_raw();
-        let gid = rustix::process::getegid().as_raw();
-        Self { tree, passthrough: false, uid, gid }
-    }
-
-    fn attributes(&self, ino: u64, size: u64, kind: FileType, perm: u16) -> FileAttr {
-        FileAttr {
-            ino: INodeNo(ino),
-            size,
-            blocks: size.div_ceil(512),
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind,
-            perm,
-            nlink: 1,
-            uid: self.uid,
-            gid: self.gid,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
-    }
-
-    fn root(&self) -> FileAttr {
-        self.attributes(INodeNo::ROOT.0, 0, FileType::Directory, 0o755)
-    }
-
-    fn file(&self, node: &Node) -> FileAttr {
-        let perm = if node.device.is_writable() { 0o660 } else { 0o440 };
-        self.attributes(node.ino, node.device.size(), FileType::RegularFile, perm)
+        Self { tree, passthrough: false }
     }
 
     /// Runs a request against an export, logging its first error.
@@ -87,6 +54,35 @@ impl FuseFilesystem {
     }
 }
 
+fn attributes(ino: u64, size: u64, kind: FileType, owner: Owner) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(ino),
+        size,
+        blocks: size.div_ceil(512),
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind,
+        perm: owner.mode,
+        nlink: 1,
+        uid: owner.uid,
+        gid: owner.gid,
+        rdev: 0,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+/// Names are no secret, contents are: a jailed VMM must be able to reach the file it was given.
+fn root() -> FileAttr {
+    attributes(INodeNo::ROOT.0, 0, FileType::Directory, Owner { uid: 0, gid: 0, mode: 0o711 })
+}
+
+fn file(node: &Node) -> FileAttr {
+    attributes(node.ino, node.device.size(), FileType::RegularFile, *node.owner.lock())
+}
+
 impl Filesystem for FuseFilesystem {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let wanted = InitFlags::FUSE_ASYNC_DIO | InitFlags::FUSE_PARALLEL_DIROPS;
@@ -106,7 +102,7 @@ impl Filesystem for FuseFilesystem {
             (parent == INodeNo::ROOT).then(|| name.to_str()).flatten().and_then(|n| self.tree.named(n));
         match node {
             Some(node) => {
-                reply.entry_with_ttls(&ATTR_TTL, &NAME_TTL, &self.file(&node), Generation(0));
+                reply.entry_with_ttls(&ATTR_TTL, &NAME_TTL, &file(&node), Generation(0));
             }
             None => reply.error(Errno::ENOENT),
         }
@@ -114,15 +110,15 @@ impl Filesystem for FuseFilesystem {
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         if ino == INodeNo::ROOT {
-            return reply.attr(&NAME_TTL, &self.root());
+            return reply.attr(&NAME_TTL, &root());
         }
         match self.tree.inode(ino.0) {
-            Some(node) => reply.attr(&ATTR_TTL, &self.file(&node)),
+            Some(node) => reply.attr(&ATTR_TTL, &file(&node)),
             None => reply.error(Errno::from_i32(libc::ESTALE)),
         }
     }
 
-    /// Nothing can be changed; what asks for no change, or only for times, is told that it happened.
+    /// Owner and mode can be changed, by the kernel's usual rules; a size can't; times are let pass.
     fn setattr(
         &self,
         _: &Request,
@@ -143,13 +139,15 @@ impl Filesystem for FuseFilesystem {
     ) {
         match self.tree.inode(ino.0) {
             None => reply.error(Errno::from_i32(libc::ESTALE)),
+            Some(node) if size.is_some_and(|size| size != node.device.size()) => reply.error(Errno::EPERM),
             Some(node) => {
-                let same_size = size.is_none_or(|size| size == node.device.size());
-                if same_size && mode.is_none() && uid.is_none() && gid.is_none() {
-                    reply.attr(&ATTR_TTL, &self.file(&node));
-                } else {
-                    reply.error(Errno::EPERM);
-                }
+                let mut owner = node.owner.lock();
+                owner.uid = uid.unwrap_or(owner.uid);
+                owner.gid = gid.unwrap_or(owner.gid);
+                let asked = mode.and_then(|mode| u16::try_from(mode & 0o777).ok());
+                owner.mode = asked.unwrap_or(owner.mode);
+                drop(owner);
+                reply.attr(&ATTR_TTL, &file(&node));
             }
         }
     }

@@ -14,8 +14,18 @@ use crate::export::ExportError;
 pub(super) struct Node {
     pub(super) ino: u64,
     pub(super) device: Arc<dyn Device>,
+    /// Who may open it: root, until someone is given it with `chown`.
+    pub(super) owner: Mutex<Owner>,
     handles: Mutex<Handles>,
     idle: Condvar,
+}
+
+/// Owner and permissions of a file.
+#[derive(Clone, Copy)]
+pub(super) struct Owner {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) mode: u16,
 }
 
 #[derive(Default)]
@@ -99,6 +109,7 @@ impl Tree {
         nodes.last_ino = nodes.last_ino.max(ROOT_INO) + 1;
         let node = Arc::new(Node {
             ino: nodes.last_ino,
+            owner: Mutex::new(Owner { uid: 0, gid: 0, mode: 0o600 }),
             device,
             handles: Mutex::new(Handles::default()),
             idle: Condvar::new(),
