@@ -1,0 +1,232 @@
+//! Which request goes where, who may send it, and what every answer carries.
+
+use std::{io, sync::Arc};
+
+use aenv_envd_proto::{
+    filesystem::FILESYSTEM_SERVICE_NAME,
+    http::{INIT_SECRET, InitRequest},
+    process::PROCESS_SERVICE_NAME,
+};
+use connectrpc::{ConnectRpcService, Limits, Router};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tokio::sync::Notify;
+use tower::ServiceExt;
+
+use super::{
+    answer::{Answer, Refusal, json, status},
+    collect,
+};
+use crate::{
+    credentials, files, filesystem,
+    guest::{Guest, Machine},
+    process::{Processes, service::Service as ProcessService},
+    system::{init, metrics::Meter},
+};
+
+/// Largest RPC message: input to a process may be a file.
+const MAX_MESSAGE: usize = 16 << 20;
+/// Largest body of `/init` and `/files/compose`.
+const MAX_BODY: usize = 1 << 20;
+
+/// Headers a browser may read: Connect's, and those of downloads.
+const EXPOSED: &str = "Accept-Encoding,Content-Encoding,Content-Disposition,Content-Range,Connect-Accept-Encoding,\
+Connect-Content-Encoding,Grpc-Status,Grpc-Message,Grpc-Status-Details-Bin,Location,Cache-Control,\
+X-Content-Type-Options";
+
+/// Everything a connection needs.
+pub(crate) struct App {
+    guest: Arc<Guest>,
+    rpc: ConnectRpcService,
+    meter: Arc<Meter>,
+    stop: Arc<Notify>,
+}
+
+impl App {
+    pub(super) fn new(guest: Arc<Guest>, stop: Arc<Notify>) -> io::Result<Self> {
+        let processes = Processes::start(Arc::clone(&guest))?;
+        let router = Router::new()
+            .add_service(Arc::new(ProcessService(processes)))
+            .add_service(Arc::new(filesystem::Service::new(Arc::clone(&guest))));
+        let limits =
+            Limits::default().with_max_request_body_size(MAX_MESSAGE).with_max_message_size(MAX_MESSAGE);
+        let rpc = ConnectRpcService::new(router).with_limits(limits);
+        Ok(Self { guest, rpc, meter: Arc::default(), stop })
+    }
+
+    pub(super) fn guest(&self) -> &Arc<Guest> {
+        &self.guest
+    }
+
+    pub(super) async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let mut answer = if request.method() == Method::OPTIONS {
+            preflight(request.headers())
+        } else {
+            match self.dispatch(request).await {
+                Ok(answer) => answer,
+                Err(refusal) => refusal.answer(),
+            }
+        };
+        let headers = answer.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
+        answer
+    }
+
+    async fn dispatch(&self, request: Request<Incoming>) -> Result<Answer, Refusal> {
+        let path = request.uri().path();
+        let service =
+            path.strip_prefix('/').and_then(|path| path.split_once('/')).map(|(service, _)| service);
+        if matches!(service, Some(PROCESS_SERVICE_NAME | FILESYSTEM_SERVICE_NAME)) {
+            self.check_token(request.headers())?;
+            return Ok(self.call(request).await);
+        }
+        let route = Route::of(path)
+            .ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, format!("there is no {path:?} here")))?;
+        let method = request.method();
+        let allowed = route.allowed();
+        if !allowed.contains(method) {
+            return Err(Refusal::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                format!(
+                    "{path} takes {}, not {method}",
+                    allowed.iter().map(Method::as_str).collect::<Vec<_>>().join(" or ")
+                ),
+            ));
+        }
+        match route {
+            Route::Health => Ok(status(StatusCode::NO_CONTENT)),
+            Route::Files => files::serve(&self.guest, request).await,
+            Route::Compose => {
+                self.check_token(request.headers())?;
+                let body = collect(request.into_body(), MAX_BODY).await?;
+                files::compose(&self.guest, &body).await
+            }
+            Route::Envs => {
+                self.check_token(request.headers())?;
+                Ok(json(StatusCode::OK, &self.guest.env()))
+            }
+            Route::Metrics => {
+                self.check_token(request.headers())?;
+                let meter = Arc::clone(&self.meter);
+                let metrics = blocking(move || meter.measure()).await?;
+                Ok(json(StatusCode::OK, &metrics))
+            }
+            Route::Init => {
+                self.check_node(request.headers())?;
+                let body = collect(request.into_body(), MAX_BODY).await?;
+                let body: InitRequest = if body.is_empty() {
+                    InitRequest::default()
+                } else {
+                    serde_json::from_slice(&body)
+                        .map_err(|err| Refusal::bad_request(format!("the body of /init: {err}")))?
+                };
+                init::apply(&self.guest, body).map_err(|err| Refusal::bad_request(err.to_string()))?;
+                Ok(status(StatusCode::NO_CONTENT))
+            }
+            Route::Sync => {
+                self.check_node(request.headers())?;
+                blocking(rustix::fs::sync).await?;
+                Ok(status(StatusCode::NO_CONTENT))
+            }
+            Route::Shutdown => {
+                self.check_node(request.headers())?;
+                if self.guest.machine == Machine::Ours {
+                    blocking(rustix::fs::sync).await?;
+                }
+                self.stop.notify_one();
+                Ok(status(StatusCode::NO_CONTENT))
+            }
+        }
+    }
+
+    async fn call(&self, mut request: Request<Incoming>) -> Answer {
+        // E2B's clients mean "no limit" by 0, Connect "none left".
+        if request.headers().get("connect-timeout-ms").is_some_and(|value| value == "0") {
+            request.headers_mut().remove("connect-timeout-ms");
+        }
+        let answer = match self.rpc.clone().oneshot(request).await {
+            Ok(answer) => answer,
+            Err(never) => match never {},
+        };
+        answer.map(|body| body.map_err(|never| match never {}).boxed_unsync())
+    }
+
+    fn check_token(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        if self.guest.accepts_token(credentials::token(headers)) {
+            return Ok(());
+        }
+        Err(Refusal::unauthorized(
+            "unauthorized access, please provide a valid access token or method signing if supported",
+        ))
+    }
+
+    fn check_node(&self, headers: &HeaderMap) -> Result<(), Refusal> {
+        let secret = headers.get(INIT_SECRET).map(HeaderValue::as_bytes);
+        if self.guest.accepts_node(secret, credentials::token(headers)) {
+            return Ok(());
+        }
+        Err(Refusal::unauthorized(format!(
+            "only the node may do this: its secret belongs into {INIT_SECRET}"
+        )))
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refusal> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|err| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, err.to_string()))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Route {
+    Health,
+    Files,
+    Compose,
+    Envs,
+    Metrics,
+    Init,
+    Sync,
+    Shutdown,
+}
+
+impl Route {
+    fn of(path: &str) -> Option<Self> {
+        Some(match path {
+            "/health" => Self::Health,
+            "/files" => Self::Files,
+            "/files/compose" => Self::Compose,
+            "/envs" => Self::Envs,
+            "/metrics" => Self::Metrics,
+            "/init" => Self::Init,
+            "/aenv/sync" => Self::Sync,
+            "/aenv/shutdown" => Self::Shutdown,
+            _ => return None,
+        })
+    }
+
+    fn allowed(self) -> &'static [Method] {
+        const READ: &[Method] = &[Method::GET, Method::HEAD];
+        const WRITE: &[Method] = &[Method::POST];
+        const BOTH: &[Method] = &[Method::GET, Method::HEAD, Method::POST];
+        match self {
+            Self::Health | Self::Envs | Self::Metrics => READ,
+            Self::Files => BOTH,
+            Self::Compose | Self::Init | Self::Sync | Self::Shutdown => WRITE,
+        }
+    }
+}
+
+fn preflight(asked: &HeaderMap) -> Answer {
+    let mut answer = status(StatusCode::NO_CONTENT);
+    let headers = answer.headers_mut();
+    // `*` does not cover Authorization in browsers; naming what was asked for does.
+    let wanted = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.unwrap_or(HeaderValue::from_static("*")));
+    headers.insert(
+        header::ACCESS_CONTROL_ALLOW_METHODS,
+        HeaderValue::from_static("HEAD,GET,POST,PUT,PATCH,DELETE"),
+    );
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("7200"));
+    answer
+}
