@@ -9,7 +9,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 /// The node's bounds and what is taken of them.
@@ -20,6 +20,22 @@ pub(crate) struct Admission {
     starts: Arc<Semaphore>,
     waiting: AtomicUsize,
     max_waiting: usize,
+    max_starts: usize,
+    ended: Arc<Notify>,
+}
+
+/// The right to start a machine, until dropped.
+pub(crate) struct Turn {
+    permit: Option<OwnedSemaphorePermit>,
+    ended: Arc<Notify>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // The permit first: whoever is woken looks at it.
+        self.permit = None;
+        self.ended.notify_one();
+    }
 }
 
 #[derive(Default)]
@@ -55,6 +71,8 @@ impl Admission {
             starts: Arc::new(Semaphore::new(limits.max_starts.max(1))),
             waiting: AtomicUsize::new(0),
             max_waiting: limits.max_queued,
+            max_starts: limits.max_starts.max(1),
+            ended: Arc::default(),
         }
     }
 
@@ -92,9 +110,9 @@ impl Admission {
     }
 
     /// Waits for a turn to start a machine. Refused at once when too many wait.
-    pub(crate) async fn turn(&self, cancel: &CancellationToken) -> Result<OwnedSemaphorePermit, StepError> {
+    pub(crate) async fn turn(&self, cancel: &CancellationToken) -> Result<Turn, StepError> {
         if let Ok(permit) = Arc::clone(&self.starts).try_acquire_owned() {
-            return Ok(permit);
+            return Ok(self.begun(permit));
         }
         let _waiting = Waiting::new(&self.waiting);
         let position = self.waiting.load(Ordering::Relaxed);
@@ -109,18 +127,27 @@ impl Admission {
         }
         tokio::select! {
             permit = Arc::clone(&self.starts).acquire_owned() => {
-                permit.map_err(|error| StepError::failed("waiting for a turn", error))
+                permit.map(|permit| self.begun(permit)).map_err(|error| StepError::failed("waiting for a turn", error))
             }
             () = cancel.cancelled() => Err(StepError::Cancelled),
         }
     }
 
-    /// A turn if nobody wants one: for work that must not delay anyone.
-    pub(crate) fn idle_turn(&self) -> Option<OwnedSemaphorePermit> {
-        if self.waiting.load(Ordering::Relaxed) > 0 {
+    /// A turn if nobody has or wants one: for work that must not delay anyone.
+    pub(crate) fn idle_turn(&self) -> Option<Turn> {
+        if self.waiting.load(Ordering::Relaxed) > 0 || self.starts.available_permits() < self.max_starts {
             return None;
         }
-        Arc::clone(&self.starts).try_acquire_owned().ok()
+        Arc::clone(&self.starts).try_acquire_owned().ok().map(|permit| self.begun(permit))
+    }
+
+    /// Waits until a turn has ended since the last time someone waited here.
+    pub(crate) async fn turn_ended(&self) {
+        self.ended.notified().await;
+    }
+
+    fn begun(&self, permit: OwnedSemaphorePermit) -> Turn {
+        Turn { permit: Some(permit), ended: Arc::clone(&self.ended) }
     }
 }
 

@@ -11,10 +11,24 @@
 //! What survives a crash: records, layers and manifests in the data directory, machines (they outlive the server),
 //! network slots and exports. [`Node::start`] compares them all and makes each sandbox what it truly is.
 
+mod admission;
+mod adoption;
+mod builds;
+mod catalog;
 pub mod control;
+mod journal;
 pub mod lifecycle;
+mod machine;
 pub mod model;
+mod node;
 pub mod options;
+mod pool;
+mod records;
+mod sandbox;
 pub mod seams;
+mod serve;
+mod steps;
+mod telemetry;
 
+pub use node::{Node, StartError};
 pub use options::Options;

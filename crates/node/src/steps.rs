@@ -38,7 +38,9 @@ impl StepError {
     pub(crate) fn answer(&self, id: &str) -> control::Error {
         match self {
             Self::Deadline { .. } => control::Error::Timeout(format!("sandbox {id}: {self}")),
-            Self::Failed { .. } | Self::Exited { .. } => control::Error::Internal(format!("sandbox {id}: {self}")),
+            Self::Failed { .. } | Self::Exited { .. } => {
+                control::Error::Internal(format!("sandbox {id}: {self}"))
+            }
             Self::Incompatible(_) => control::Error::Conflict(format!("sandbox {id}: {self}")),
             Self::Cancelled => control::Error::SandboxEnded { id: id.to_owned(), cause: "killed".to_owned() },
             Self::Full { message, retry_after } => {
@@ -100,7 +102,12 @@ impl<T> Named<T> for Result<T, aenv_snapshot::manifest::Error> {
 
 /// Runs an effect in a task of its own, so that nobody who stops waiting stops it half-way. When it succeeds after the
 /// deadline, `late` undoes it.
-pub(crate) async fn bounded<T, W, L>(step: &'static str, limit: Duration, work: W, late: L) -> Result<T, StepError>
+pub(crate) async fn bounded<T, W, L>(
+    step: &'static str,
+    limit: Duration,
+    work: W,
+    late: L,
+) -> Result<T, StepError>
 where
     T: Send + 'static,
     W: Future<Output = Result<T, StepError>> + Send + 'static,
@@ -204,10 +211,6 @@ impl Clock {
     pub(crate) fn add(&mut self, name: &str, took: Duration) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         self.phases.push(Phase { name: name.to_owned(), micros });
-    }
-
-    pub(crate) fn extend(&mut self, phases: Vec<Phase>) {
-        self.phases.extend(phases);
     }
 
     /// The phases, ended by `total`, the time since the start.

@@ -87,7 +87,10 @@ impl Db {
                 .max_lifetime(None)
                 .connect_with(options.clone().synchronous(synchronous))
         };
-        let db = Self { durable: pool(SqliteSynchronous::Full).await?, quick: pool(SqliteSynchronous::Normal).await? };
+        let db = Self {
+            durable: pool(SqliteSynchronous::Full).await?,
+            quick: pool(SqliteSynchronous::Normal).await?,
+        };
         db.migrate().await?;
         Ok(db)
     }
@@ -145,12 +148,6 @@ impl Db {
     pub(crate) async fn sandboxes(&self) -> Result<Vec<Record>> {
         let rows = sqlx::query("SELECT detail FROM sandboxes").fetch_all(&self.quick).await?;
         rows.iter().map(|row| decode(row.try_get(0)?, "sandboxes")).collect()
-    }
-
-    /// Forgets one.
-    pub(crate) async fn forget(&self, id: &SandboxId) -> Result<()> {
-        sqlx::query("DELETE FROM sandboxes WHERE id = ?").bind(id.as_str()).execute(&self.quick).await?;
-        Ok(())
     }
 
     /// Forgets tombstones older than `before` and all but the newest `keep`. Returns the ids forgotten.

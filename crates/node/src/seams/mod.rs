@@ -1,18 +1,25 @@
 //! The seams to the world outside: each a trait with one real implementation and a fake that injects faults.
 
 mod agent;
+mod files;
 mod guests;
 mod images;
 mod layers;
 mod processes;
 mod storage;
+mod storaged;
 
 pub use agent::HttpGuests;
+
+/// envd version the guests advertise.
+pub const ENVD_VERSION: &str = "0.6.13";
+pub use files::LayerFiles;
 pub use guests::{Guests, Init};
 pub use images::{Image, ImageRequest, Images};
 pub use layers::{Captured, Layers};
 pub use processes::{ProcProcesses, Processes};
 pub use storage::{Export, Layer, LayerKind, Mode, Stack, Storage};
+pub use storaged::Storaged;
 
 /// Why a call through a seam failed, in words that say what to do next.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -15,7 +15,8 @@ pub trait Processes: Send + Sync + 'static {
     async fn reap(&self, machines: &Path, keep: &HashSet<String>) -> Result<Vec<String>>;
 }
 
-/// Looks through `/proc`: a monitor names files of its machine directory on its command line.
+/// Looks through `/proc`: a monitor leads a session of its own and names files of its machine directory on its command
+/// line. Someone who merely reads such a file from a shell doesn't lead a session and is left alone.
 #[derive(Debug, Default)]
 pub struct ProcProcesses;
 
@@ -39,7 +40,7 @@ fn reap(machines: &Path, keep: &HashSet<String>) -> Result<Vec<String>> {
             continue;
         };
         let Some(id) = machine_of(&entry.path().join("cmdline"), machines) else { continue };
-        if keep.contains(&id) {
+        if keep.contains(&id) || !leads_session(&entry.path(), pid) {
             continue;
         }
         let Some(pid) = rustix::process::Pid::from_raw(pid) else { continue };
@@ -61,6 +62,14 @@ fn reap(machines: &Path, keep: &HashSet<String>) -> Result<Vec<String>> {
     Ok(ended)
 }
 
+/// Whether a process leads its session: field 6 of its `stat` is its own pid.
+fn leads_session(process: &Path, pid: i32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(process.join("stat")) else { return false };
+    // The name in field 2 may hold anything; the last ')' ends it.
+    let Some((_, rest)) = stat.rsplit_once(')') else { return false };
+    rest.split_ascii_whitespace().nth(3).and_then(|session| session.parse().ok()) == Some(pid)
+}
+
 /// The machine id in a command line that mentions `<machines>/<id>/…` or `<machines>/<id>`.
 fn machine_of(cmdline: &Path, machines: &Path) -> Option<String> {
     let text = std::fs::read(cmdline).ok()?;
@@ -76,35 +85,37 @@ mod tests {
     use super::*;
     use std::process::{Command, Stdio};
 
+    fn monitor(program: &str, machines: &Path, id: &str) -> std::process::Child {
+        let dir = machines.join(id);
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("console.log"), b"").unwrap();
+        let mut words: Vec<String> = program.split(' ').map(str::to_owned).collect();
+        words.push(dir.join("console.log").display().to_string());
+        Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()
+    }
+
     #[tokio::test]
-    async fn a_process_that_names_a_forgotten_machine_is_ended_and_a_kept_one_is_not() {
+    async fn a_forgotten_monitor_is_ended_but_neither_a_kept_one_nor_a_reader_of_its_console() {
         let dir = tempfile::tempdir().unwrap();
-        let spawn = |id: &str| {
-            Command::new("sleep")
-                .args(["60", &format!("{}", 0)])
-                .env_clear()
-                .arg0(format!("monitor {}/{id}/console.log", dir.path().display()))
-                .stdin(Stdio::null())
-                .spawn()
-                .unwrap()
-        };
-        use std::os::unix::process::CommandExt;
-        let mut lost = spawn("lost1");
-        let mut kept = spawn("kept2");
+        let mut lost = monitor("setsid tail -f", dir.path(), "lost1");
+        let mut kept = monitor("setsid tail -f", dir.path(), "kept2");
+        let mut reader = monitor("tail -f", dir.path(), "lost1");
         let keep = HashSet::from(["kept2".to_owned()]);
-        // The child may not have reached exec yet; the command line appears with it.
+        // The child may not lead its session yet.
         let mut ended = Vec::new();
-        for _ in 0..200 {
+        for _ in 0..400 {
             ended.extend(ProcProcesses.reap(dir.path(), &keep).await.unwrap());
             if !ended.is_empty() {
                 break;
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
-        assert_eq!(ended.first().map(String::as_str), Some("lost1"));
+        assert_eq!(ended, ["lost1"]);
         assert!(!lost.wait().unwrap().success());
-        assert!(kept.try_wait().unwrap().is_none(), "a kept machine was ended");
-        kept.kill().unwrap();
-        kept.wait().unwrap();
+        for (who, child) in [("kept", &mut kept), ("reader", &mut reader)] {
+            assert!(child.try_wait().unwrap().is_none(), "the {who} one was ended");
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 }
