@@ -16,11 +16,20 @@
 //!
 //! This crate knows no HTTP, images or networks: drives are paths, the network is a namespace path and a tap name.
 
+mod cgroup;
+mod compatibility;
+mod console;
+pub mod fake;
+mod kernel_log;
 mod machine;
+mod maps;
+mod process;
+pub mod qemu;
+mod tsc;
 
 pub use machine::{
-    Backend, BootSource, Compatibility, Drive, Exit, ExitCause, MachineSpec, MemoryRegion, NetDevice, RestoreSource,
-    VmRecord,
+    Backend, BootSource, Compatibility, Drive, Exit, ExitCause, MachineSpec, MemoryRegion, NetDevice,
+    RestoreSource, VmRecord,
 };
 
 use async_trait::async_trait;

@@ -3,7 +3,7 @@
 //! ```text
 //!   target/guest-cache/
 //!     debs/*.deb                        as fetched
-//!     <release>_<version>.kit1/         what was taken out: vmlinux, modules/*.ko, kernel.json
+//!     <release>_<version>.kit2/         what was taken out: vmlinux, modules/*.ko, kernel.json
 //! ```
 //!
 //! A kit directory appears by rename, whole or not at all.
@@ -19,7 +19,7 @@ use std::{
 };
 
 /// Raised when what is kept of a package changes.
-const KIT: &str = "kit1";
+const KIT: &str = "kit2";
 
 /// What was taken out of a kernel package.
 #[derive(Serialize, Deserialize)]
