@@ -38,7 +38,7 @@ pub use index::{Index, MAX_INDEX_ENTRIES, UPSTREAM_MAX_INDEX_ENTRIES};
 pub use io::{ReadAt, WriteAt};
 pub use layer::{Layer, LayerInfo};
 pub use mapping::{MAX_MAPPING_SECTORS, Mapping, SECTOR};
-pub use merge::merge_layers;
+pub use merge::{MergeOptions, merge_layers};
 pub use stack::{MAX_LAYERS, Stack};
 pub use upper::{Upper, UpperOptions};
 pub use writable::{Sealed, WritableStack};

@@ -11,27 +11,33 @@ use crate::io::WriteAt;
 use crate::layer::Layer;
 use crate::mapping::SECTOR;
 
-/// Writes `layers` (bottom first, neighbours in some stack) as one layer that can stand in their place: it carries
-/// the top one's id, so that whatever was written on that still fits, and the bottom one's parent.
-///
-/// `bottom` says that nothing lies below them, so that zeroes need not be recorded. Garbage is left behind.
-/// `Err` when `layers` is empty.
-pub fn merge_layers<W: WriteAt>(
-    layers: &[Layer],
-    bottom: bool,
-    out: W,
-    sync: bool,
-) -> Result<BuiltLayer, Error> {
+/// How layers are merged.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MergeOptions {
+    /// Nothing lies below them, so zeroes need not be recorded.
+    pub bottom: bool,
+    /// Return only when the result is on stable storage.
+    pub sync: bool,
+    /// Id of the result; by default the top layer's, so that whatever was written on that still fits.
+    pub uuid: Option<Uuid>,
+    /// What the result lies on; by default what the bottom layer does.
+    pub parent: Option<Uuid>,
+}
+
+/// Writes `layers` (bottom first, neighbours in some stack) as one layer that can stand in their place. What they
+/// overwrote or never mapped is left behind. `Err` when `layers` is empty.
+pub fn merge_layers<W: WriteAt>(layers: &[Layer], out: W, how: MergeOptions) -> Result<BuiltLayer, Error> {
     const CHUNK: u64 = 1 << 20;
     let (Some(lowest), Some(top)) = (layers.first(), layers.last()) else {
         return Err(Error::BadRange("there are no layers to merge".into()));
     };
+    let own = if top.info.uuid.is_nil() { Uuid::new_v4() } else { top.info.uuid };
     let options = BuildOptions {
         virtual_size: layers.iter().map(|l| l.info.virtual_size).max().unwrap_or_default(),
-        uuid: if top.info.uuid.is_nil() { Uuid::new_v4() } else { top.info.uuid },
-        parent: lowest.info.parent,
+        uuid: how.uuid.unwrap_or(own),
+        parent: how.parent.unwrap_or(lowest.info.parent),
         tag: top.info.tag.clone(),
-        keep_zeroes: !bottom,
+        keep_zeroes: !how.bottom,
     };
     if layers.len() > crate::MAX_LAYERS {
         return Err(Error::TooManyLayers { got: layers.len(), max: crate::MAX_LAYERS });
@@ -60,5 +66,5 @@ pub fn merge_layers<W: WriteAt>(
             done += CHUNK.min(len - done);
         }
     }
-    builder.finish(sync)
+    builder.finish(how.sync)
 }

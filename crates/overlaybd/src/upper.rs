@@ -7,15 +7,16 @@
 //! That is upstream's format. Two things are ours and invisible to it:
 //! - A write that falls wholly into a run this upper already stores goes in place, as on any disk, so that a file
 //!   system journal does not grow the upper for ever. Sealed layers are never written.
-//! - Each flush ends with a *marker*: an entry upstream skips as padding, which carries a checksum of the whole log
-//!   before it. What a marker covers must read back; anything after the last one may have been lost.
+//! - After each flush comes a *marker*: an entry upstream skips as padding, with a checksum of the whole log as far
+//!   as that flush covered it. It is written when that is on stable storage, so what a marker covers must read back;
+//!   anything after the last one may have been lost.
 //!
 //! What survives:
 //! - kill -9: every acknowledged write, since both files were written before the answer.
-//! - power loss: every write flushed before it. Flush syncs the data, then writes the marker, then syncs the log, so
-//!   an entry under a marker never points at bytes that are not there.
+//! - power loss: every write flushed before it. Flush syncs the data, then the log, so an entry that a flush covered
+//!   never points at bytes that are not there.
 //! - A torn tail (half an entry, zeroes, an entry pointing past the data) is cut off at open when no marker covers
-//!   it. The same below a marker, or two markers that don't match, is damage: `BadUpper`, never a silent loss.
+//!   it. The same below a marker, or a marker that doesn't match, is damage: `BadUpper`, never a silent loss.
 //! - A failed sync: the kernel may have dropped the pages, so every later flush fails too until the upper is opened
 //!   anew.
 
@@ -69,8 +70,8 @@ struct Log {
     file: Arc<dyn WriteAt>,
     entries: u64,
     crc: u32,
-    /// Entries known to be on stable storage.
-    synced: u64,
+    /// Mappings were appended since the last flush began.
+    unsynced: bool,
 }
 
 impl Upper {
@@ -94,7 +95,7 @@ impl Upper {
         header.role = Role::IndexHeader;
         header.index_offset = HEADER_LEN;
         index.write_at(&header.encode(), 0).map_err(Error::io("writing the upper's index header"))?;
-        let log = Log { file: index, entries: 0, crc: 0, synced: 0 };
+        let log = Log { file: index, entries: 0, crc: 0, unsynced: true };
         Ok(Self::assemble(header, data, HEADER_LEN, log, LogIndex::default()))
     }
 
@@ -188,6 +189,7 @@ impl Upper {
     pub(crate) fn commit(&self, mappings: &[Mapping]) -> io::Result<()> {
         let mut log = self.log.lock();
         log.append(mappings)?;
+        log.unsynced = true;
         let mut index = self.index.write();
         mappings.iter().for_each(|&m| index.insert(m));
         drop(index);
@@ -209,24 +211,20 @@ impl Upper {
     }
 
     fn sync_both(&self) -> io::Result<()> {
-        let (covered, crc) = {
-            let log = self.log.lock();
-            (log.entries, log.crc)
+        let (covered, crc, file) = {
+            let mut log = self.log.lock();
+            let unsynced = std::mem::take(&mut log.unsynced);
+            (log.entries, log.crc, unsynced.then(|| log.file.clone()))
         };
         self.data.sync()?;
-        let (file, entries) = {
-            let mut log = self.log.lock();
-            if log.entries == log.synced && log.synced > 0 {
-                return Ok(());
-            }
-            let lag = log.entries - covered;
-            if lag < MAX_LAG {
-                log.append(&[Mapping::padding(MARKER_BIT | lag << 32 | u64::from(crc))])?;
-            }
-            (log.file.clone(), log.entries)
-        };
+        let Some(file) = file else { return Ok(()) };
         file.sync()?;
-        self.log.lock().synced = entries;
+        let mut log = self.log.lock();
+        let lag = log.entries - covered;
+        if lag < MAX_LAG {
+            // Without it a later open checks less: no reason to fail a flush that is done.
+            let _full = log.append(&[Mapping::padding(MARKER_BIT | lag << 32 | u64::from(crc))]);
+        }
         Ok(())
     }
 
@@ -300,7 +298,7 @@ impl Log {
             file.set_size(HEADER_LEN + entries * 16)
                 .map_err(Error::io("cutting the index log's torn tail"))?;
         }
-        Ok((Self { file, entries, crc, synced: 0 }, replay.index))
+        Ok((Self { file, entries, crc, unsynced: true }, replay.index))
     }
 }
 
@@ -314,7 +312,7 @@ struct Replay {
     recent: Vec<u32>,
     /// Entries that some marker vouches for.
     covered: u64,
-    mismatched_markers: u32,
+    mismatch: bool,
     /// The first entry that can't be right and the checksum before it.
     stopped: Option<(u64, u32)>,
 }
@@ -329,7 +327,7 @@ impl Replay {
             crc: 0,
             recent,
             covered: 0,
-            mismatched_markers: 0,
+            mismatch: false,
             stopped: None,
         }
     }
@@ -344,7 +342,7 @@ impl Replay {
                 let covered = self.position.checked_sub(lag);
                 match covered.filter(|&at| u64::from(self.recent[slot(at)]) == payload & 0xffff_ffff) {
                     Some(covered) => self.covered = covered,
-                    None => self.mismatched_markers += 1,
+                    None => self.mismatch = true,
                 }
             }
         } else if self.stopped.is_none() {
@@ -364,11 +362,11 @@ impl Replay {
     /// Entries to keep and the checksum over them.
     fn end(&self) -> Result<(u64, u32), Error> {
         let (kept, crc) = self.stopped.unwrap_or((self.position, self.crc));
-        if kept < self.covered || self.mismatched_markers > 1 {
+        if kept < self.covered || self.mismatch {
             return Err(Error::BadUpper(format!(
-                "the index log is damaged at entry {kept}, inside what was flushed ({} entries); restore the \
-                 sandbox from its last snapshot",
-                self.covered
+                "the index log is damaged inside what was flushed (entry {kept} of {}, {} known to be good); restore \
+                 the disk from its last snapshot",
+                self.position, self.covered
             )));
         }
         Ok((kept, crc))

@@ -6,7 +6,7 @@ mod common;
 use std::fs::File;
 use std::sync::Arc;
 
-use aenv_overlaybd::{Layer, Stack, Upper, UpperOptions, WritableStack, merge_layers};
+use aenv_overlaybd::{Layer, MergeOptions, Stack, Upper, UpperOptions, WritableStack, merge_layers};
 use common::{TempFiles, seed_and_steps};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -59,7 +59,8 @@ impl World {
         let from = rng.random_range(0..self.layers.len());
         let to = rng.random_range(from..self.layers.len()) + 1;
         let out = self.files.file();
-        merge_layers(&self.layers[from..to], from == 0, &out, false).unwrap();
+        let how = MergeOptions { bottom: from == 0, ..Default::default() };
+        merge_layers(&self.layers[from..to], &out, how).unwrap();
         // The one raw layer at the bottom has no id; alone it stays what it is.
         if self.layers[to - 1].info().uuid.is_nil() {
             return;

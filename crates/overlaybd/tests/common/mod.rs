@@ -26,3 +26,9 @@ pub(crate) fn seed_and_steps(default_steps: u64) -> (u64, u64) {
     eprintln!("MODEL_SEED={seed} MODEL_STEPS={steps}");
     (seed, steps)
 }
+
+/// Says why a test did nothing.
+#[allow(clippy::print_stderr, reason = "a skipped test says so in its output")]
+pub(crate) fn skipped(why: &str) {
+    eprintln!("Skipped: {why}");
+}
