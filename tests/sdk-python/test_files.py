@@ -204,7 +204,7 @@ def test_make_dir_says_whether_it_was_new(sandbox, folder):
 def test_listing_goes_as_deep_as_asked(sandbox, folder):
     sandbox.files.write(f"{folder}/a/b/c/x", "1")
     sandbox.files.write(f"{folder}/y", "2")
-    paths = lambda depth: {e.path.removeprefix(folder) for e in sandbox.files.list(folder, depth=depth)}  # noqa: E731
+    paths = lambda depth: {e.path.removeprefix(folder) for e in sandbox.files.list(folder, depth=depth)}
     assert paths(1) == {"/a", "/y"}
     assert paths(2) == {"/a", "/y", "/a/b"}
     assert paths(10) == {"/a", "/y", "/a/b", "/a/b/c", "/a/b/c/x"}

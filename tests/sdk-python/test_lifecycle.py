@@ -119,7 +119,7 @@ def test_pause_keeps_memory_files_and_processes(start):
     assert box.files.read("/home/user/on-disk") == "disk"
     assert box.commands.run("cat /proc/sys/kernel/random/boot_id").stdout == boot
     assert counter.pid in [process.pid for process in box.commands.list()]
-    after = lambda: int(box.commands.run("cat /dev/shm/count").stdout) > before  # noqa: E731
+    after = lambda: int(box.commands.run("cat /dev/shm/count").stdout) > before
     eventually(after)
 
 

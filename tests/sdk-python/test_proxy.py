@@ -36,6 +36,15 @@ def test_a_server_in_the_sandbox_is_reached(served):
     assert (answer.status_code, answer.text) == (200, "hello from the guest")
 
 
+def test_a_port_is_reached_by_its_host_name_alone(served, sandbox):
+    domain = os.environ.get("AENV_DOMAIN")
+    if not domain:
+        pytest.skip("Skipped: the server has no base domain (AENV_DOMAIN not set)")
+    for host in (f"{PORT}-{sandbox.sandbox_id}.{domain}", f"{PORT}-{sandbox.sandbox_id}-old.{domain}"):
+        answer = httpx.get(BASE + "/health", headers={"Host": host}, timeout=60, trust_env=False)
+        assert answer.text == "hello from the guest", host
+
+
 def test_paths_that_are_also_the_apis_go_to_the_guest(served):
     for path in ("/health", "/sandboxes", "/v2/sandboxes", "/templates", "/metrics", "/aenv/v1/node", "/files"):
         assert served.get(path).text == "hello from the guest", path
