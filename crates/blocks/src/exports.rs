@@ -285,6 +285,14 @@ impl Exports {
         Ok(())
     }
 
+    /// The device behind `name`, for users in this process.
+    pub fn device(&self, name: &str) -> Result<Arc<dyn Device>, Error> {
+        Ok(match &self.get(name)?.body {
+            Body::ReadOnly(device) => device.clone(),
+            Body::Writable(writable) => writable.clone(),
+        })
+    }
+
     /// All exports by name.
     pub fn list(&self) -> Vec<ExportInfo> {
         let exports: Vec<_> = self.table.lock().values().cloned().collect();

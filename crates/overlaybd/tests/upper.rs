@@ -112,28 +112,19 @@ fn damage_to_what_was_flushed_is_told_never_passed_over() {
 }
 
 #[test]
-fn random_damage_never_panics_and_never_shows_wrong_flushed_bytes() {
+fn random_damage_to_a_flushed_log_is_always_told() {
     let (seed, steps) = common::seed_and_steps(300);
     let mut rng = StdRng::seed_from_u64(seed);
     for _ in 0..steps {
         let (_dir, data, index) = written();
+        reopened(&data, &index).unwrap().flush().unwrap();
         let len = index.metadata().unwrap().len();
-        let marker = HEADER + 10 * 16..HEADER + 11 * 16;
         for _ in 0..rng.random_range(1..4) {
-            let at = rng.random_range(HEADER..len);
-            // A marker that is no marker any more vouches for nothing.
-            if !marker.contains(&at) {
-                index.write_all_at(&[rng.random()], at).unwrap();
-            }
-        }
-        if rng.random_bool(0.3) {
-            index.set_len(rng.random_range(marker.end..len)).unwrap();
+            // All but the last marker, which vouches for the rest.
+            index.write_all_at(&[rng.random()], rng.random_range(HEADER..len - 16)).unwrap();
         }
         if let Ok(stack) = reopened(&data, &index) {
-            let mut all = vec![0; usize::try_from(SIZE).unwrap()];
-            stack.read_at(&mut all, 0).unwrap();
-            let later = index.metadata().unwrap().len() > marker.end;
-            assert!(blocks(&stack) >= 10 || later, "flushed blocks are lost");
+            assert_eq!(blocks(&stack), 20, "damage changed flushed blocks and was passed over");
         }
     }
 }

@@ -186,6 +186,7 @@ pub async fn receive<T: DeserializeOwned>(
     if u32::try_from(got) != Ok(len) {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let value = serde_json::from_slice(&body)?;
+    // Whatever is wrong with the text is wrong with the data, an early end of it too.
+    let value = serde_json::from_slice(&body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
     Ok(Some(value))
 }

@@ -127,3 +127,30 @@ pub(crate) fn run(program: &str, args: &[&str]) -> (bool, String) {
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     (output.status.success(), text)
 }
+
+/// An exporter for tests that look at devices directly.
+pub(crate) struct NoExporter;
+
+impl aenv_blocks::export::Exporter for NoExporter {
+    fn publish(
+        &self,
+        name: &str,
+        _: std::sync::Arc<dyn aenv_blocks::device::Device>,
+    ) -> Result<PathBuf, aenv_blocks::export::ExportError> {
+        Ok(Path::new("/nowhere").join(name))
+    }
+
+    fn drain(&self, _: &str, _: Duration) -> Result<(), aenv_blocks::export::ExportError> {
+        Ok(())
+    }
+
+    fn withdraw(&self, _: &str) {}
+
+    fn handles(&self, _: &str) -> u32 {
+        0
+    }
+
+    fn all_handles(&self) -> u32 {
+        0
+    }
+}
