@@ -121,7 +121,12 @@ impl<W: WriteAt> LayerBuilder<W> {
     }
 
     /// Writes index and trailer; with `sync` returns once all is on stable storage.
-    pub fn finish(mut self, sync: bool) -> Result<BuiltLayer, Error> {
+    pub fn finish(self, sync: bool) -> Result<BuiltLayer, Error> {
+        self.finish_with(sync).map(|(_, built)| built)
+    }
+
+    /// Like [`finish`](Self::finish), and gives the file back.
+    pub fn finish_with(mut self, sync: bool) -> Result<(W, BuiltLayer), Error> {
         let mut entries = match self.disordered.take() {
             None => std::mem::take(&mut self.ordered),
             Some(index) => index.entries(),
@@ -148,12 +153,13 @@ impl<W: WriteAt> LayerBuilder<W> {
             self.out.sync().map_err(Error::io("syncing the new layer"))?;
         }
         let stored = entries[..used].iter().filter(|m| !m.is_zero()).map(|m| m.sectors()).sum::<u64>();
-        Ok(BuiltLayer {
+        let built = BuiltLayer {
             uuid: self.options.uuid,
             file_bytes: self.position(),
             stored_bytes: stored * SECTOR,
             entries: u64::try_from(used).unwrap_or(u64::MAX),
-        })
+        };
+        Ok((self.out, built))
     }
 
     fn check(&self, offset: u64, len: u64) -> Result<(), Error> {

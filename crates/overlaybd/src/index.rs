@@ -30,8 +30,7 @@ impl Index {
         }
     }
 
-    pub(crate) fn trusted(mut entries: Vec<Mapping>) -> Self {
-        entries.shrink_to_fit();
+    pub(crate) fn trusted(entries: Vec<Mapping>) -> Self {
         let samples = entries.iter().step_by(SAMPLE).map(|m| m.start()).collect();
         let stored = entries.iter().filter(|m| !m.is_zero()).map(|m| m.sectors()).sum();
         Self { entries, samples, stored }
@@ -72,11 +71,11 @@ impl Index {
     }
 
     /// `top` laid over `bottom`: where both map a sector, `top` counts.
-    pub fn merge(top: &[Mapping], bottom: &[Mapping]) -> Vec<Mapping> {
+    pub fn merge(top: impl ExactSizeIterator<Item = Mapping>, bottom: &[Mapping]) -> Vec<Mapping> {
         let mut out = Vec::with_capacity(top.len() + bottom.len());
         let mut rest = bottom.iter().copied();
         let mut below = rest.next();
-        for &over in top {
+        for over in top {
             while let Some(under) = below {
                 if under.end() <= over.start() {
                     push_joined(&mut out, under);
@@ -105,7 +104,7 @@ impl Index {
             levels = levels
                 .chunks(2)
                 .map(|pair| match pair {
-                    [bottom, top] => Self::merge(top, bottom),
+                    [bottom, top] => Self::merge(top.iter().copied(), bottom),
                     [single] => single.clone(),
                     _ => unreachable!("chunks of two"),
                 })
@@ -147,7 +146,7 @@ mod tests {
     fn the_upper_of_two_merged_indexes_wins() {
         let bottom = [Mapping::data(0, 100, 8), Mapping::data(200, 100, 108)];
         let top = [Mapping::zero(10, 10, 8).with_tag(1), Mapping::data(90, 150, 50).with_tag(1)];
-        let merged = Index::merge(&top, &bottom);
+        let merged = Index::merge(top.into_iter(), &bottom);
         let seen: Vec<_> = merged.iter().map(|m| (m.start(), m.end(), m.place(), m.tag())).collect();
         assert_eq!(
             seen,

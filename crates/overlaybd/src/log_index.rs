@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, push_joined};
 
 /// Disjoint mappings by their first sector; an inserted one displaces what it overlaps.
 #[derive(Debug, Default)]
@@ -15,8 +15,11 @@ impl LogIndex {
         self.map.len()
     }
 
+    /// All mappings in order, neighbours that continue each other joined.
     pub(crate) fn entries(&self) -> Vec<Mapping> {
-        self.map.values().copied().collect()
+        let mut entries = Vec::with_capacity(self.map.len());
+        self.map.values().for_each(|&m| push_joined(&mut entries, m));
+        entries
     }
 
     pub(crate) fn insert(&mut self, mapping: Mapping) {

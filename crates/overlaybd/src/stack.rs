@@ -43,8 +43,8 @@ impl Stack {
     pub(crate) fn with_layer(&self, layer: Layer) -> Result<Self, Error> {
         check_count(self.sources.len() + 1)?;
         let tag = u8::try_from(self.sources.len()).expect("at most 254 layers below");
-        let above: Vec<_> = layer.index.entries().iter().map(|m| m.with_tag(tag)).collect();
-        let mut merged = Index::merge(&above, self.index.entries());
+        let above = layer.index.entries().iter().map(|m| m.with_tag(tag));
+        let mut merged = Index::merge(above, self.index.entries());
         merged.retain(|m| !m.is_zero());
         let mut sources = self.sources.clone();
         let mut infos = self.infos.clone();

@@ -246,12 +246,17 @@ impl Upper {
             parent: self.info.parent,
             tag: self.info.tag.clone(),
         };
-        let mut bytes = entries.as_bytes().to_vec();
-        bytes.resize(bytes.len().next_multiple_of(512), 0);
-        bytes.extend_from_slice(&trailer.encode());
-        let total = index_offset + u64::try_from(bytes.len()).expect("a buffer's length");
+        // The index can be large: it goes out from where it lies, its padding with the trailer.
+        let index = entries.as_bytes();
+        let mut rest = vec![0; index.len().next_multiple_of(512) - index.len()];
+        rest.extend_from_slice(&trailer.encode());
+        let rest_offset = index_offset + u64::try_from(index.len()).expect("a slice's length");
+        let total = rest_offset + u64::try_from(rest.len()).expect("a buffer's length");
         self.end.store(total, Ordering::Relaxed);
-        self.data.write_at(&bytes, index_offset).map_err(Error::io("writing the sealed layer's index"))?;
+        self.data
+            .write_at(index, index_offset)
+            .and_then(|()| self.data.write_at(&rest, rest_offset))
+            .map_err(Error::io("writing the sealed layer's index"))?;
         self.data.set_size(total).map_err(Error::io("ending the sealed layer"))?;
         if sync {
             self.data.sync().map_err(Error::io("syncing the sealed layer"))?;

@@ -20,7 +20,7 @@ use crate::builder::{chunked, runs};
 use crate::index::{Index, MAX_INDEX_ENTRIES};
 use crate::io::WriteAt;
 use crate::layer::{Layer, LayerInfo};
-use crate::mapping::{Mapping, SECTOR, push_joined};
+use crate::mapping::{Mapping, SECTOR};
 use crate::stack::{Filler, MAX_LAYERS, Stack, sector_range};
 use crate::upper::Upper;
 
@@ -234,10 +234,7 @@ impl WritableStack {
         if lower.layers().len() + 1 >= MAX_LAYERS {
             return Err(Error::TooManyLayers { got: lower.layers().len() + 2, max: MAX_LAYERS });
         }
-        let mut entries = Vec::new();
-        for mapping in upper.index.read().entries() {
-            push_joined(&mut entries, mapping);
-        }
+        let entries = upper.index.read().entries();
         let count = u64::try_from(entries.len()).unwrap_or(u64::MAX);
         if count > MAX_INDEX_ENTRIES {
             return Err(Error::IndexTooLarge { got: count, max: MAX_INDEX_ENTRIES });
