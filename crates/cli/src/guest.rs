@@ -162,6 +162,11 @@ impl Guest {
             return Err(Error::from_connect(&failure.code, &message));
         }
         match status.as_u16() {
+            // The proxy's word for a sandbox that is not running: trying again brings nothing.
+            502 if message.contains("was not found") => Err(Error::NotFound(format!(
+                "sandbox {} is not running; `aenv info {}` says what became of it",
+                self.id, self.id
+            ))),
             502..=504 => Err(Error::Dropped(message)),
             _ => Err(Error::from_status(status, message)),
         }

@@ -66,6 +66,9 @@ pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [
     for row in rows {
         table.add_row(row.map(|cell| printable(&cell)));
     }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
     let text = table.to_string();
     let trimmed: Vec<&str> = text.lines().map(str::trim_end).collect();
     line(&trimmed.join("\n"))

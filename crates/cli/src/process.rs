@@ -25,6 +25,8 @@ use tokio::time::Instant;
 
 /// How long a broken stream is tried again.
 const REATTACH_FOR: Duration = Duration::from_secs(60);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Largest piece of input in one call.
 pub const INPUT_PIECE: usize = 64 << 10;
 
@@ -94,6 +96,8 @@ pub struct Process {
     tag: String,
     offset: u64,
     ended: bool,
+    /// Set while the stream is broken: since when, and how long to wait before the next attempt.
+    broken: Option<(Instant, Duration)>,
 }
 
 impl Process {
@@ -111,9 +115,21 @@ impl Process {
         if let Some(size) = spec.pty {
             request["pty"] = size.json();
         }
-        let mut process =
-            Self { guest: guest.clone(), messages: None, pid: None, tag, offset: 0, ended: false };
-        process.messages = Some(guest.stream("process.Process/Start", &request, 0).await?);
+        let mut process = Self {
+            guest: guest.clone(),
+            messages: None,
+            pid: None,
+            tag,
+            offset: 0,
+            ended: false,
+            broken: None,
+        };
+        match guest.stream("process.Process/Start", &request, 0).await {
+            Ok(messages) => process.messages = Some(messages),
+            // It may run or not; the tag finds out. Starting it a second time could do harm.
+            Err(Error::Dropped(_)) => {}
+            Err(other) => return Err(other),
+        }
         process.confirm().await?;
         Ok(process)
     }
@@ -130,6 +146,7 @@ impl Process {
             tag: String::new(),
             offset: 0,
             ended: false,
+            broken: None,
         };
         let request = json!({ "process": { "pid": pid } });
         process.messages = Some(guest.stream("process.Process/Connect", &request, 0).await?);
@@ -176,6 +193,7 @@ impl Process {
             };
             match next {
                 Ok(Some(message)) => {
+                    self.broken = None;
                     if let Some(event) = self.take(message) {
                         return Ok(Some(event));
                     }
@@ -184,6 +202,7 @@ impl Process {
                     return Err(Error::Failed("the guest ended the stream without an exit code".to_owned()));
                 }
                 Err(Error::Dropped(why)) => self.reattach(why).await?,
+                Err(Error::NotFound(words)) if self.broken.is_some() => return Err(self.lost(&words)),
                 Err(other) => return Err(other),
             }
         }
@@ -218,11 +237,14 @@ impl Process {
 
     async fn reattach(&mut self, mut why: String) -> Result<()> {
         self.messages = None;
-        let deadline = Instant::now() + REATTACH_FOR;
-        let mut pause = Duration::from_millis(50);
-        while Instant::now() < deadline {
+        loop {
+            // Kept over successful attempts that break before their first message: those are no success.
+            let (since, pause) = self.broken.unwrap_or((Instant::now(), FIRST_PAUSE));
+            self.broken = Some((since, (pause * 2).min(LONGEST_PAUSE)));
+            if since.elapsed() > REATTACH_FOR {
+                return Err(self.lost(&why));
+            }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_secs(5));
             let selector = match self.pid {
                 Some(pid) => json!({ "process": { "pid": pid } }),
                 None => json!({ "process": { "tag": self.tag } }),
@@ -233,20 +255,17 @@ impl Process {
                     return Ok(());
                 }
                 Err(Error::Dropped(words) | Error::Unreachable { detail: words, .. }) => why = words,
-                Err(Error::NotFound(words)) => {
-                    return Err(Error::Failed(format!(
-                        "the stream broke and the process can't be found again ({words}); \
-                         `aenv info {}` says what became of the sandbox",
-                        self.guest.id()
-                    )));
-                }
+                Err(Error::NotFound(words)) => return Err(self.lost(&words)),
                 Err(other) => return Err(other),
             }
         }
-        Err(Error::Failed(format!(
-            "lost the process: {why}; `aenv info {}` says what became of the sandbox",
+    }
+
+    fn lost(&self, why: &str) -> Error {
+        Error::Failed(format!(
+            "the stream broke and could not be taken up again ({why}); `aenv info {}` says what became of the sandbox",
             self.guest.id()
-        )))
+        ))
     }
 }
 

@@ -132,7 +132,7 @@ async fn place_in_guest(guest: &Guest, local: &Path, remote: &str) -> Result<Str
 
 /// The file route has no mode; `chmod` is in every image that has a shell, and without it the file is there all the
 /// same.
-async fn set_mode(guest: &Guest, path: &str, mode: u32) -> Result<()> {
+pub(super) async fn set_mode(guest: &Guest, path: &str, mode: u32) -> Result<()> {
     if guest.stat(path).await?.mode & 0o777 == mode {
         return Ok(());
     }

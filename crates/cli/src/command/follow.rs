@@ -49,8 +49,10 @@ pub(super) async fn logs(context: &Context, args: LogArgs) -> Result<u8> {
         };
         let full = page.logs.len() >= PAGE;
         let mut fresh = 0;
+        // A cursor in milliseconds may lead back to lines before the newest one.
+        let floor = newest;
         for entry in page.logs {
-            if !told.contains(&(entry.timestamp, entry.message.clone())) {
+            if floor <= Some(entry.timestamp) && !told.contains(&(entry.timestamp, entry.message.clone())) {
                 fresh += 1;
                 if newest < Some(entry.timestamp) {
                     told.clear();

@@ -3,7 +3,7 @@
 //! The tar goes through a file in the guest's /tmp rather than through a process's input and output: file transfers
 //! are raw bytes with back-pressure, process streams are base64 in JSON. The file is removed whichever way it ends.
 
-use super::copy::{fetch, missing, safe_name};
+use super::copy::{fetch, missing, safe_name, set_mode};
 use crate::{
     error::{Error, Result},
     guest::{Guest, next_piece},
@@ -12,6 +12,7 @@ use crate::{
 };
 use std::{
     io::{Read, Write},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 use tokio::sync::mpsc;
@@ -236,6 +237,8 @@ async fn up_by_file(guest: &Guest, local: &Path, remote: &str) -> Result<u64> {
             let length = file.metadata().await?.len();
             let body = reqwest::Body::wrap_stream(tokio_util::io::ReaderStream::with_capacity(file, PIECE));
             guest.upload(&target, body, Some(length)).await?;
+            let mode = entry.metadata().map_err(|e| Error::Failed(e.to_string()))?.permissions().mode();
+            set_mode(guest, &target, mode & 0o777).await?;
             count += length;
         } else {
             output::say(&format!("warning: {} is no file or directory; left out", entry.path().display()));
@@ -268,7 +271,6 @@ async fn down_by_file(guest: &Guest, remote: &str, local: &Path) -> Result<u64> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt as _;
 
     fn through(source: &Path, target: &Path) -> Result<()> {
         let (sender, mut packed) = mpsc::channel(IN_FLIGHT);
