@@ -12,7 +12,8 @@ pub(crate) fn say(line: &str) {
         && OpenOptions::new()
             .write(true)
             .open("/dev/kmsg")
-            .and_then(|mut log| writeln!(log, "<3>aenv-agent: {line}"))
+            // One write is one record.
+            .and_then(|mut log| log.write_all(format!("<3>aenv-agent: {line}\n").as_bytes()))
             .is_ok();
     if !written {
         // A closed stderr is the caller's wish not to hear us.

@@ -22,6 +22,8 @@ pub(super) fn up(line: &CommandLine, events: &Events) -> io::Result<()> {
     if !events.wait_until(|| Path::new("/sys/class/net/eth0").exists(), DEVICE_WAIT) {
         return Err(io::Error::other("eth0 did not appear: is its driver in /etc/aenv/modules?"));
     }
+    // The sandbox's network is IPv4; without this the kernel would chat about link-local addresses on it.
+    let _ = std::fs::write("/proc/sys/net/ipv6/conf/eth0/disable_ipv6", "1");
     set_address(&socket, libc::SIOCSIFADDR, address).map_err(|err| because("set the address", &err))?;
     let mask = Ipv4Addr::from(u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0));
     set_address(&socket, libc::SIOCSIFNETMASK, mask).map_err(|err| because("set the netmask", &err))?;

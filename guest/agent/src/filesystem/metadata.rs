@@ -79,10 +79,16 @@ fn unsupported(err: &io::Error) -> bool {
 }
 
 fn keys(list: impl Fn(&mut [u8]) -> rustix::io::Result<usize>) -> io::Result<Vec<String>> {
-    // Most files have none: ask for the size first.
-    let size = list(&mut [])?;
-    let mut buf = vec![0; size];
-    let size = if size == 0 { 0 } else { list(&mut buf)? };
+    /// XATTR_LIST_MAX: the kernel never says more.
+    const MOST: usize = 64 << 10;
+    let mut buf = vec![0; 1024];
+    let size = match list(&mut buf) {
+        Err(rustix::io::Errno::RANGE) => {
+            buf = vec![0; MOST];
+            list(&mut buf)
+        }
+        other => other,
+    }?;
     let names = buf.get(..size).unwrap_or_default().split(|byte| *byte == 0);
     Ok(names
         .filter_map(|name| std::str::from_utf8(name).ok()?.strip_prefix(PREFIX))
@@ -121,6 +127,21 @@ mod tests {
     fn only_metadata_headers_count() {
         let metadata = of_headers(&headers(&[("x-metadata-kind", "report"), ("x-other", "1")]));
         assert_eq!(metadata, Ok(BTreeMap::from([("kind".into(), "report".into())])));
+    }
+
+    #[test]
+    fn an_upload_replaces_all_metadata_and_leaves_other_attributes() {
+        let file = tempfile::tempfile().expect("a file");
+        if fsetxattr(&file, "user.mine", b"1", XattrFlags::empty()).is_err() {
+            return; // A filesystem without user attributes.
+        }
+        let one = BTreeMap::from([("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned())]);
+        replace(&file, &one).expect("stored");
+        assert_eq!(of_file(&file), one);
+        let two = BTreeMap::from([("b".to_owned(), "3".to_owned())]);
+        replace(&file, &two).expect("replaced");
+        assert_eq!(of_file(&file), two);
+        assert_eq!(fgetxattr(&file, "user.mine", &mut [0; 8][..]), Ok(1));
     }
 
     #[test]

@@ -36,7 +36,7 @@ use crate::{
 /// Entries one listing may hold.
 const MAX_LISTED: usize = 100_000;
 /// Polled watchers that may exist at once, and events one may hold before somebody must have asked for them.
-const MAX_WATCHERS: usize = 256;
+const MAX_WATCHERS: usize = 64;
 const MAX_EVENTS: usize = 65_536;
 
 pub(crate) struct Service {

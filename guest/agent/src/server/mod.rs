@@ -130,18 +130,14 @@ async fn asked_to_stop(stop: Arc<Notify>) {
     }
 }
 
-/// SIGTERM, a moment, SIGKILL.
+/// SIGTERM, a moment, SIGKILL. The reaper runs meanwhile.
 async fn end_processes() {
-    let deadline = Instant::now() + shutdown::GRACE;
-    let mut signal = libc::SIGTERM;
-    // The reaper runs meanwhile; when nobody is left the signal finds no one.
-    while shutdown::signal_all(signal) {
-        if Instant::now() >= deadline {
-            shutdown::signal_all(libc::SIGKILL);
-            return;
+    for (signal, patience) in [(libc::SIGTERM, shutdown::GRACE), (libc::SIGKILL, shutdown::DEATH)] {
+        let deadline = Instant::now() + patience;
+        shutdown::signal_all(signal);
+        while shutdown::anyone_left() && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        signal = 0;
-        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

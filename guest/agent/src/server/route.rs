@@ -116,11 +116,12 @@ impl App {
             Route::Init => {
                 self.check_node(request.headers())?;
                 let body = collect(request.into_body(), MAX_BODY).await?;
-                let body: InitRequest = if body.is_empty() {
-                    InitRequest::default()
-                } else {
-                    serde_json::from_slice(&body)
-                        .map_err(|err| Refusal::bad_request(format!("the body of /init: {err}")))?
+                let body: InitRequest = match body.trim_ascii_start().first() {
+                    None => InitRequest::default(),
+                    // A list would be taken for the fields in order.
+                    Some(b'{') => serde_json::from_slice(&body)
+                        .map_err(|err| Refusal::bad_request(format!("the body of /init: {err}")))?,
+                    Some(_) => return Err(Refusal::bad_request("the body of /init is not a JSON object")),
                 };
                 init::apply(&self.guest, body).map_err(|err| Refusal::bad_request(err.to_string()))?;
                 Ok(status(StatusCode::NO_CONTENT))
