@@ -36,6 +36,9 @@ const CLOSED: [&str; 11] = [
     "240.0.0.0/4",
 ];
 
+/// Connections that one guest may have in the connection table, which all guests and the host share.
+const CONNECTIONS: u32 = 8192;
+
 /// Rules inside every slot's namespace; the same for all slots. Refused traffic of the guest's own address is answered
 /// with an ICMP error so that programs fail at once instead of waiting.
 pub(crate) fn slot() -> String {
@@ -72,6 +75,7 @@ table inet {SLOT_TABLE} {{
     meta nfproto != ipv4 drop
     iifname "{TAP}" ip daddr @closed reject with icmp type admin-prohibited
     iifname "{TAP}" ip saddr != @{OPEN_SET} reject with icmp type admin-prohibited
+    iifname "{TAP}" ct state new ct count over {CONNECTIONS} reject with icmp type admin-prohibited
     tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
     iifname "{TAP}" oifname "{UPLINK}" accept
     iifname "{UPLINK}" oifname "{TAP}" ip daddr @{OPEN_SET} ct state established,related accept

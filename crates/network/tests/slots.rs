@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use support::{
-    FORBIDDEN, Guest, HOST, Namespace, PUBLIC, echo_server, greet, ip, name_server, runtime, world,
+    FORBIDDEN, Guest, HOST, Namespace, PUBLIC, RunDir, echo_server, greet, ip, name_server, runtime, world,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -31,7 +31,7 @@ async fn start(options: Options) -> Arc<NetnsNetwork> {
 #[test]
 fn a_guest_reaches_the_internet_and_nothing_else() {
     let Some(_internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     runtime().block_on(async {
         echo_server((Ipv4Addr::UNSPECIFIED, 8000).into());
         let network = start(options(dir.path(), "a")).await;
@@ -63,7 +63,7 @@ fn a_guest_reaches_the_internet_and_nothing_else() {
 #[test]
 fn a_port_that_the_host_redirects_to_a_container_is_closed_to_guests() {
     let Some(internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     runtime().block_on(async {
         // What a container engine does for a published port: the host's public address leads to a private one.
         let rule = "add table ip engine; add chain ip engine pre { type nat hook prerouting priority -100; }; \
@@ -83,9 +83,90 @@ fn a_port_that_the_host_redirects_to_a_container_is_closed_to_guests() {
 }
 
 #[test]
+fn an_iptables_forward_chain_that_drops_gets_rules_for_guests_and_loses_them_at_the_end() {
+    let Some(_internet) = world() else { return };
+    if Command::new("iptables").arg("--version").output().is_err() {
+        report(&["Skipped: needs iptables".to_owned()]);
+        return;
+    }
+    let iptables = |arguments: &str| {
+        let output = Command::new("iptables").args(arguments.split(' ')).output().unwrap();
+        assert!(output.status.success(), "iptables {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let dir = RunDir::new();
+    runtime().block_on(async {
+        let network = start(options(dir.path(), "a")).await;
+        let slot = network.acquire(Egress::Internet).await.unwrap();
+        let guest = Guest::attach(&slot);
+        assert!(guest.greet(PUBLIC, 80).is_ok());
+        // A container engine starts after us.
+        for command in
+            ["-P FORWARD DROP", "-N DOCKER-USER", "-A DOCKER-USER -j RETURN", "-A FORWARD -j DOCKER-USER"]
+        {
+            iptables(command);
+        }
+        let before = iptables("-S");
+        assert!(guest.greet(PUBLIC, 80).is_err(), "the policy should drop");
+        network.mend().await.unwrap();
+        network.mend().await.unwrap();
+        assert!(guest.greet(PUBLIC, 80).is_ok());
+        assert!(guest.greet(FORBIDDEN[0], 80).is_err());
+        assert_eq!(iptables("-S DOCKER-USER").matches("aenv_a").count(), 2);
+        network.release(&slot).await;
+        network.shutdown().await.unwrap();
+        assert_eq!(iptables("-S"), before);
+        // A node that starts after the engine.
+        let network = start(options(dir.path(), "b")).await;
+        let slot = network.acquire(Egress::Internet).await.unwrap();
+        drop(guest);
+        let guest = Guest::attach(&slot);
+        assert!(guest.greet(PUBLIC, 80).is_ok());
+        network.release(&slot).await;
+        network.shutdown().await.unwrap();
+        assert_eq!(iptables("-S"), before);
+    });
+}
+
+#[test]
+fn one_guest_can_not_fill_the_connection_table() {
+    let Some(_internet) = world() else { return };
+    let dir = RunDir::new();
+    runtime().block_on(async {
+        let network = start(options(dir.path(), "a")).await;
+        let slots = [
+            network.acquire(Egress::Internet).await.unwrap(),
+            network.acquire(Egress::Internet).await.unwrap(),
+        ];
+        let guests = slots.each_ref().map(Guest::attach);
+        guests[0].inside.run(|| {
+            let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+            for port in 1000..9500_u16 {
+                // Refusals show up as errors of later sends.
+                let _ = socket.send_to(b"x", (PUBLIC, port));
+                // The wire of this test has a short queue.
+                if port % 100 == 0 {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }
+        });
+        let counted = Namespace::open(&slots[0].netns)
+            .run(|| fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count").unwrap());
+        let counted: u32 = counted.trim().parse().unwrap();
+        assert!((8000..8400).contains(&counted), "{counted} connections");
+        assert!(guests[0].greet(PUBLIC, 80).is_err());
+        assert!(guests[1].greet(PUBLIC, 80).is_ok());
+        for slot in &slots {
+            network.release(slot).await;
+        }
+        network.shutdown().await.unwrap();
+    });
+}
+
+#[test]
 fn guests_do_not_reach_each_other_also_across_nodes() {
     let Some(_internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     runtime().block_on(async {
         let (one, two) = (start(options(dir.path(), "a")).await, start(options(dir.path(), "b")).await);
         assert_ne!(one.supernet(), two.supernet());
@@ -125,7 +206,7 @@ fn guests_do_not_reach_each_other_also_across_nodes() {
 #[test]
 fn a_guest_that_claims_another_address_is_not_heard() {
     let Some(_internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     runtime().block_on(async {
         let network = start(options(dir.path(), "a")).await;
         let slot = network.acquire(Egress::Internet).await.unwrap();
@@ -154,7 +235,7 @@ fn a_guest_that_claims_another_address_is_not_heard() {
 #[test]
 fn egress_switches_at_once_also_for_established_flows() {
     let Some(_internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     runtime().block_on(async {
         let network = start(options(dir.path(), "a")).await;
         let slot = network.acquire(Egress::Nothing).await.unwrap();
@@ -191,7 +272,7 @@ fn egress_switches_at_once_also_for_established_flows() {
 #[test]
 fn the_node_reaches_a_guest_from_inside_its_namespace_only() {
     let Some(_internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     runtime().block_on(async {
         let network = start(options(dir.path(), "a")).await;
         let slot = network.acquire(Egress::Nothing).await.unwrap();
@@ -221,7 +302,7 @@ fn the_node_reaches_a_guest_from_inside_its_namespace_only() {
 #[test]
 fn guests_resolve_names_unless_their_egress_is_nothing() {
     let Some(_internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     runtime().block_on(async {
         let upstream = name_server();
         // The first upstream is dead: the second answers.
@@ -258,7 +339,7 @@ fn guests_resolve_names_unless_their_egress_is_nothing() {
 #[test]
 fn silent_upstreams_end_in_a_server_failure_within_a_bound() {
     let Some(_internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     runtime().block_on(async {
         let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let dns = Upstreams::Fixed(vec![silent.local_addr().unwrap()]);
@@ -302,7 +383,7 @@ fn footprint(dir: &Path) -> Footprint {
 #[test]
 fn two_hundred_slots_come_and_go_without_a_trace() {
     let Some(_internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     runtime().block_on(async {
         let before = footprint(dir.path());
         let dns = Upstreams::Fixed(vec!["127.0.0.1:1".parse().unwrap()]);
@@ -353,7 +434,7 @@ fn two_hundred_slots_come_and_go_without_a_trace() {
 #[test]
 fn running_out_of_slots_is_an_error_that_says_so_and_a_release_ends_it() {
     let Some(_internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     runtime().block_on(async {
         let network = start(Options { slots: 2, ..options(dir.path(), "a") }).await;
         let one = network.acquire(Egress::Nothing).await.unwrap();
@@ -370,7 +451,7 @@ fn running_out_of_slots_is_an_error_that_says_so_and_a_release_ends_it() {
 #[test]
 fn an_acquire_that_is_given_up_leaves_no_slot_behind() {
     let Some(_internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     runtime().block_on(async {
         let network = start(Options { prepared: 0, slots: 4, ..options(dir.path(), "a") }).await;
         for micros in [0, 1, 100, 1000, 3000, 5000, 8000, 12_000, 20_000] {
@@ -386,7 +467,7 @@ fn an_acquire_that_is_given_up_leaves_no_slot_behind() {
 #[test]
 fn a_killed_process_leaves_slots_that_the_next_adopts_or_reaps() {
     let Some(_internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     // The child is this test program again, running only the holder below, in this thread's namespaces.
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["hold_slots_until_killed", "--exact", "--ignored", "--nocapture"])
@@ -457,7 +538,7 @@ fn hold_slots_until_killed() {
 #[test]
 fn a_range_that_the_host_uses_is_refused_or_passed_over() {
     let Some(_internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     runtime().block_on(async {
         ip("route add 10.231.0.0/16 via 198.51.100.2");
         let passed_over = start(options(dir.path(), "a")).await;
@@ -474,7 +555,7 @@ fn a_range_that_the_host_uses_is_refused_or_passed_over() {
 #[test]
 fn vanished_host_rules_keep_guests_in_and_come_back() {
     let Some(_internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     runtime().block_on(async {
         let network = start(options(dir.path(), "a")).await;
         let slot = network.acquire(Egress::Internet).await.unwrap();
@@ -492,7 +573,7 @@ fn vanished_host_rules_keep_guests_in_and_come_back() {
 #[test]
 fn a_prepared_slot_and_a_connection_cost_little() {
     let Some(_internet) = world() else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = RunDir::new();
     runtime().block_on(async {
         let dns = Upstreams::Fixed(vec!["127.0.0.1:1".parse().unwrap()]);
         let network = start(Options { dns, prepared: 20, ..options(dir.path(), "a") }).await;
@@ -523,7 +604,9 @@ fn a_prepared_slot_and_a_connection_cost_little() {
             network.release(slot).await;
             release.0.push(began.elapsed());
         }
+        let began = Instant::now();
         network.shutdown().await.unwrap();
+        let torn_down = began.elapsed() / 20;
         drop(network);
         let network = start(Options { prepared: 0, ..options(dir.path(), "a") }).await;
         let mut unprepared = Samples::default();
@@ -532,6 +615,7 @@ fn a_prepared_slot_and_a_connection_cost_little() {
             network.acquire(Egress::Internet).await.unwrap();
             unprepared.0.push(began.elapsed());
         }
+        report(&[format!("tear-down, with two threads: {torn_down:?} a slot")]);
         let lines = [
             ("acquire, prepared", &prepared),
             ("acquire, unprepared", &unprepared),

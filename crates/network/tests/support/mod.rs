@@ -80,6 +80,32 @@ pub(crate) fn world() -> Option<Namespace> {
     Some(internet)
 }
 
+/// A node's run directory. Tests that end with live slots leave mounts in it; those go first.
+pub(crate) struct RunDir(tempfile::TempDir);
+
+impl RunDir {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap_or_default();
+        let inside = mounts
+            .lines()
+            .filter_map(|line| line.split(' ').nth(4))
+            .filter(|at| Path::new(at).starts_with(self.path()));
+        for at in inside.collect::<Vec<_>>().into_iter().rev() {
+            let _ = rustix::mount::unmount(at, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
 pub(crate) fn ip(arguments: &str) {
     let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
