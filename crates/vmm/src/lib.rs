@@ -20,6 +20,7 @@ mod cgroup;
 mod compatibility;
 mod console;
 pub mod fake;
+pub mod host;
 mod kernel_log;
 mod machine;
 mod maps;

@@ -3,6 +3,7 @@
 //! The QEMU tier needs qemu-system-x86_64 and the guest kit (`cargo xtask guest`, found through `AENV_GUEST_DIR` or in
 //! `target/guest`). Without them its tests print `Skipped: <why>`.
 
+mod agent;
 mod behaviours;
 mod fake_ground;
 mod ground;
