@@ -161,42 +161,39 @@ async fn run(inner: Arc<Inner>, build: BuildRecord, request: PullTemplate, cance
     let mut work =
         Work { inner: Arc::clone(&inner), build, request, home: home.clone(), cancel, clock: Clock::start() };
     let made = work.make().await;
-    let ended = match made {
+    // The name moves before the build is called ready: whoever sees it ready can use it.
+    let reason = match made {
         Ok(ready) => {
+            let ready = Arc::new(ready);
+            inner.catalog.put_ready(Arc::clone(&ready));
+            let moved = inner.catalog.change_template(&template, |template| template.current = Some(id));
+            if let Some(moved) = moved
+                && let Err(error) = inner.db.save_template(&moved).await
+            {
+                tracing::error!(%template, %error, "the newest build of a template could not be written down");
+            }
             inner.catalog.log(&id, "info", "ready", "finalize");
-            inner.catalog.put_ready(Arc::new(ready));
-            inner.catalog.change_build(&id, |build| build.status = BuildStatus::Ready)
+            inner.pool.expect(&ready);
+            None
         }
         Err(error) => {
             remove_dirs(vec![inner.at(&home)]).await;
             inner.catalog.log(&id, "error", &error.to_string(), "finalize");
             tracing::warn!(%template, build = %id, %error, "a build failed");
-            inner.catalog.change_build(&id, |build| {
-                build.status = BuildStatus::Error;
-                build.reason = Some(error.to_string());
-            })
+            Some(error.to_string())
         }
     };
     inner.observe("build", &work.clock.finish());
+    let ended = inner.catalog.change_build(&id, |build| {
+        build.status = if reason.is_none() { BuildStatus::Ready } else { BuildStatus::Error };
+        build.reason = reason;
+        build.finished_at = Some(Timestamp::now());
+    });
     inner.building.lock().remove(&id);
-    let Some(_) = ended else { return };
-    let Some(ended) = inner.catalog.change_build(&id, |build| build.finished_at = Some(Timestamp::now()))
-    else {
-        return;
-    };
-    if let Err(error) = inner.db.save_build(&ended).await {
+    if let Some(ended) = ended
+        && let Err(error) = inner.db.save_build(&ended).await
+    {
         tracing::error!(build = %id, %error, "the end of a build could not be written down");
-    }
-    if ended.status == BuildStatus::Ready {
-        let moved = inner.catalog.change_template(&template, |template| template.current = Some(id));
-        if let Some(moved) = moved
-            && let Err(error) = inner.db.save_template(&moved).await
-        {
-            tracing::error!(%template, %error, "the newest build of a template could not be written down");
-        }
-        if let Some(ready) = inner.catalog.ready(&id) {
-            inner.pool.expect(&ready);
-        }
     }
     inner.pool.review();
     collect(&inner, &template).await;
@@ -276,8 +273,8 @@ impl Work {
         let (id, dir) = (self.build.id, inner.at(&PathBuf::from("images")));
         let noting = Arc::clone(&inner);
         let prepare = async move {
-            let note = move |text: String| noting.catalog.log(&id, "info", &text, "base");
-            inner.parts.images.prepare(&request, &dir, &note).await.step("preparing the image")
+            let note = Arc::new(move |text: String| noting.catalog.log(&id, "info", &text, "base"));
+            inner.parts.images.prepare(&request, &dir, note).await.step("preparing the image")
         };
         let limit = self.inner.deadlines.image;
         let cancel = self.cancel.clone();

@@ -43,7 +43,7 @@ impl Ready {
             build: build.id,
             vcpus: manifest.vcpus,
             memory_mib: manifest.memory_mib,
-            disk_mib: build.disk_mib,
+            disk_mib: u32::try_from(manifest.disk_size >> 20).unwrap_or(u32::MAX),
             disk_size: manifest.disk_size,
             disk: layers(&manifest.disk),
             memory: saved_memory(manifest)?,

@@ -29,6 +29,8 @@ pub mod seams;
 mod serve;
 mod steps;
 mod telemetry;
+#[cfg(test)]
+mod tests;
 
 pub use node::{Node, StartError};
 pub use options::Options;

@@ -5,6 +5,7 @@ use async_trait::async_trait;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// What is asked for.
@@ -46,6 +47,6 @@ pub trait Images: Send + Sync + 'static {
         &self,
         request: &ImageRequest,
         dir: &Path,
-        note: &(dyn Fn(String) + Send + Sync),
+        note: Arc<dyn Fn(String) + Send + Sync>,
     ) -> Result<Image>;
 }
