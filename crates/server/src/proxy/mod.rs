@@ -127,8 +127,11 @@ impl Proxy {
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                _ = tick.tick() => self.inner.lanes.sweep(|id, generation| {
-                    self.inner.control.route(id).is_ok_and(|route| route.running && route.generation == generation)
+                _ = tick.tick() => self.inner.lanes.sweep(|id, generation| match self.inner.control.route(id) {
+                    Ok(route) => route.running && route.generation == generation,
+                    Err(Error::SandboxNotFound(_) | Error::SandboxEnded { .. }) => false,
+                    // A node that can't tell at the moment is no reason to break what works.
+                    Err(_) => true,
                 }),
                 () = stop.cancelled() => return,
             }

@@ -7,4 +7,5 @@ mod guest;
 mod hostile;
 mod life;
 mod proxy;
+mod sdk;
 mod streams;
