@@ -36,6 +36,7 @@ struct Killable {
     client: Client,
     runtime: tokio::runtime::Runtime,
     child: Child,
+    leave_mount: bool,
 }
 
 impl Killable {
@@ -50,7 +51,7 @@ impl Killable {
         let client = Client::new(run_dir.join("storaged.sock"));
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(answers(&client));
-        Self { run_dir: run_dir.to_owned(), client, runtime, child }
+        Self { run_dir: run_dir.to_owned(), client, runtime, child, leave_mount: false }
     }
 
     fn open(&self, stack: StackSpec, dir: &Path) -> Opened {
@@ -62,6 +63,7 @@ impl Killable {
     fn kill(mut self) -> PathBuf {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+        self.leave_mount = true;
         self.run_dir.clone()
     }
 
@@ -69,6 +71,17 @@ impl Killable {
         self.runtime.block_on(self.client.close("disk", "test")).unwrap();
         self.runtime.block_on(self.client.shutdown()).unwrap();
         assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Killable {
+    fn drop(&mut self) {
+        let _ended_already = self.child.kill();
+        let _reaped_already = self.child.wait();
+        if !self.leave_mount {
+            let _not_mounted =
+                rustix::mount::unmount(self.run_dir.join("fuse"), rustix::mount::UnmountFlags::DETACH);
+        }
     }
 }
 

@@ -248,7 +248,9 @@ impl WritableStack {
         if !sync {
             self.unsynced.lock().layers.push(upper.data.clone());
         }
-        *self.state.write() = State { lower: Arc::new(grown), upper: Arc::new(next) };
+        let fresh = State { lower: Arc::new(grown), upper: Arc::new(next) };
+        let old = std::mem::replace(&mut *self.state.write(), fresh);
+        free_elsewhere((old, lower, upper), count);
         Ok(Sealed { info, file_bytes, stored_sectors, entries: count })
     }
 
@@ -311,5 +313,14 @@ impl WritableStack {
             at = end;
         }
         None
+    }
+}
+
+/// Freeing a large index takes as long as sealing it did, and a paused VM waits for the seal.
+fn free_elsewhere(what: impl Send + 'static, entries: u64) {
+    if entries > 10_000 {
+        let freed = std::thread::Builder::new().name("seal-free".into()).spawn(move || drop(what));
+        // When no thread can be had, the closure and what it holds are freed right here.
+        drop(freed);
     }
 }

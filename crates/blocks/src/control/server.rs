@@ -105,36 +105,32 @@ impl Session {
                 }
                 Err(error) => return Err(error),
             };
-            let answer = match self.answer(call).await {
-                Ok(reply) => Answer::Ok(reply),
-                Err(failure) => Answer::Err(failure),
-            };
-            reply(&mut stream, &answer).await?;
+            let ending = call.request == Request::Shutdown;
+            match self.answer(call).await {
+                Ok(done) => {
+                    reply(&mut stream, &Answer::Ok(done)).await?;
+                    if ending {
+                        // After the reply, which would not survive the end. Full: it was asked for already.
+                        let _asked = self.shutdown.try_send(ShutdownRequest);
+                    }
+                }
+                Err(failure) => reply(&mut stream, &Answer::<Reply>::Err(failure)).await?,
+            }
         }
     }
 
     async fn answer(&self, call: Call) -> Result<Reply, Failure> {
         let deadline = Duration::from_millis(call.deadline_ms).min(MAX_DEADLINE);
         let exports = self.exports.clone();
-        let ending = call.request == Request::Shutdown;
         let work = tokio::task::spawn_blocking(move || perform(&exports, call.request));
-        let reply = match timeout(deadline, work).await {
-            Ok(Ok(done)) => {
-                done.map_err(|error| Failure { code: code(&error), message: error.to_string() })?
-            }
-            Ok(Err(panic)) => {
-                return Err(Failure { code: Code::Io, message: format!("storaged failed: {panic}") });
-            }
+        match timeout(deadline, work).await {
+            Ok(Ok(done)) => done.map_err(|error| Failure { code: code(&error), message: error.to_string() }),
+            Ok(Err(panic)) => Err(Failure { code: Code::Io, message: format!("storaged failed: {panic}") }),
             Err(_) => {
                 let message = format!("not done within {deadline:?}; it goes on, ask again");
-                return Err(Failure { code: Code::Deadline, message });
+                Err(Failure { code: Code::Deadline, message })
             }
-        };
-        if ending {
-            // Full means that it was asked for already.
-            let _asked = self.shutdown.try_send(ShutdownRequest);
         }
-        Ok(reply)
     }
 }
 

@@ -42,8 +42,9 @@ use crate::device::Device;
 
 /// The name a mount of ours has in the mount table.
 const FS_NAME: &str = "aenv-storaged";
-/// How far the kernel reads ahead: FUSE's own 128 KiB leaves half of the throughput behind.
-const READ_AHEAD_KIB: u32 = 1024;
+/// How far the kernel reads ahead, around a page fault too. Measured on 5000 random pages of a mapped 512 MiB image
+/// that is served (not passed through): 128 KiB 457 ms, 256 KiB 344 ms, 512 KiB 328 ms, 1 MiB 754 ms.
+const READ_AHEAD_KIB: u32 = 512;
 
 /// The mounted file system.
 pub struct FuseExporter {

@@ -94,7 +94,7 @@ impl Drop for Daemon {
 
 /// Waits until someone serves `client`'s socket.
 pub(crate) async fn answers(client: &Client) {
-    for _ in 0..200 {
+    for _ in 0..1200 {
         if client.hello().await.is_ok() {
             return;
         }
