@@ -77,11 +77,11 @@ pub(crate) async fn fetch(
     let tool = Tool::new("skopeo", "skopeo", deadline).command(|command| {
         // We trust what we are told to fetch: there is no signature policy to consult.
         command.args(["--insecure-policy", "--override-os", "linux", "--override-arch", architecture()]);
-        command.args(["copy", "--retry-times", "2", "--dest-oci-accept-uncompressed-layers"]);
+        command.args(["copy", "--retry-times", "1", "--dest-oci-accept-uncompressed-layers"]);
         command.args(options).arg(source).arg(format!("oci:{DIRECTORY}:{TAG}"));
     });
     context.progress.say(&format!("fetching {reference}"));
-    let ended = tool.run(context, |line| (!line.contains("level=")).then(|| line.to_owned())).await?;
+    let ended = tool.run(context, progress_of).await?;
     // Credentials are gone as soon as they have served.
     let _ = std::fs::remove_file(context.scratch.path().join(AUTH_FILE));
     match (!ended.success()).then(|| explain(reference, &ended.words())).flatten() {
@@ -186,6 +186,15 @@ fn explain(reference: &Reference, words: &str) -> Option<Error> {
         Some(Error::Unreachable { image, reason })
     } else {
         None
+    }
+}
+
+/// A warning tells of a retry, so it is shown; the fatal line becomes the error.
+fn progress_of(line: &str) -> Option<String> {
+    match line {
+        _ if line.contains("level=warning") => Some(reason_of(line)),
+        _ if line.contains("level=") || line.trim().is_empty() => None,
+        _ => Some(line.trim().to_owned()),
     }
 }
 

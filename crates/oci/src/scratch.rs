@@ -9,7 +9,7 @@ use crate::error::{During as _, Error};
 use std::{
     fs::{self, File, TryLockError},
     io,
-    os::unix::fs::MetadataExt as _,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
 };
 
@@ -41,7 +41,8 @@ impl Scratch {
                 continue;
             }
             let path = name.with_extension("");
-            fs::create_dir(&path).during(step)?;
+            // An image's setuid programs must not be reachable for other accounts of this machine.
+            fs::DirBuilder::new().mode(0o700).create(&path).during(step)?;
             return Ok(Self { path, lock });
         }
     }
