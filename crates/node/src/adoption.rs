@@ -327,5 +327,19 @@ async fn load_catalog(inner: &Arc<Inner>) -> Result<(), crate::records::DbError>
         }
         inner.catalog.put_build(build);
     }
+    // A build may have become ready just before the name could move to it, and a usable one may be damaged now.
+    for id in inner.catalog.ids() {
+        let newest = inner
+            .catalog
+            .builds_of(&id)
+            .into_iter()
+            .map(|build| build.id)
+            .find(|build| inner.catalog.ready(build).is_some());
+        if inner.catalog.current(&id) != newest
+            && let Some(moved) = inner.catalog.change_template(&id, |template| template.current = newest)
+        {
+            inner.db.save_template(&moved).await?;
+        }
+    }
     Ok(())
 }

@@ -161,42 +161,54 @@ async fn run(inner: Arc<Inner>, build: BuildRecord, request: PullTemplate, cance
     let mut work =
         Work { inner: Arc::clone(&inner), build, request, home: home.clone(), cancel, clock: Clock::start() };
     let made = work.make().await;
-    // The name moves before the build is called ready: whoever sees it ready can use it.
-    let reason = match made {
-        Ok(ready) => {
-            let ready = Arc::new(ready);
-            inner.catalog.put_ready(Arc::clone(&ready));
-            let moved = inner.catalog.change_template(&template, |template| template.current = Some(id));
-            if let Some(moved) = moved
-                && let Err(error) = inner.db.save_template(&moved).await
-            {
-                tracing::error!(%template, %error, "the newest build of a template could not be written down");
-            }
-            inner.catalog.log(&id, "info", "ready", "finalize");
-            inner.pool.expect(&ready);
-            None
-        }
+    inner.observe("build", &work.clock.finish());
+    match made {
+        Ok(ready) => publish(&inner, ready).await,
         Err(error) => {
             remove_dirs(vec![inner.at(&home)]).await;
             inner.catalog.log(&id, "error", &error.to_string(), "finalize");
             tracing::warn!(%template, build = %id, %error, "a build failed");
-            Some(error.to_string())
+            close(&inner, &id, BuildStatus::Error, Some(error.to_string())).await;
         }
-    };
-    inner.observe("build", &work.clock.finish());
-    let ended = inner.catalog.change_build(&id, |build| {
-        build.status = if reason.is_none() { BuildStatus::Ready } else { BuildStatus::Error };
-        build.reason = reason;
-        build.finished_at = Some(Timestamp::now());
-    });
-    inner.building.lock().remove(&id);
-    if let Some(ended) = ended
-        && let Err(error) = inner.db.save_build(&ended).await
-    {
-        tracing::error!(build = %id, %error, "the end of a build could not be written down");
     }
+    inner.building.lock().remove(&id);
     inner.pool.review();
     collect(&inner, &template).await;
+}
+
+/// Writes down how a build ended, then shows it.
+async fn close(inner: &Arc<Inner>, id: &BuildId, status: BuildStatus, reason: Option<String>) {
+    let Some(build) = inner.catalog.build(id) else { return };
+    let ended = BuildRecord { status, reason, finished_at: Some(Timestamp::now()), ..build };
+    if let Err(error) = inner.db.save_build(&ended).await {
+        tracing::error!(build = %id, %error, "the end of a build could not be written down");
+    }
+    let _ = inner.catalog.change_build(id, |build| *build = ended);
+}
+
+/// Makes a build the one that new sandboxes are made from. First written down, then the name moves, then it is called
+/// ready: whoever sees it ready can use it. A crash in between leaves a ready build that the next start moves the
+/// name to.
+async fn publish(inner: &Arc<Inner>, ready: Ready) {
+    let (id, template) = (ready.build, ready.template.clone());
+    inner.catalog.log(&id, "info", "ready", "finalize");
+    if let Some(build) = inner.catalog.build(&id) {
+        let written =
+            BuildRecord { status: BuildStatus::Ready, finished_at: Some(Timestamp::now()), ..build };
+        if let Err(error) = inner.db.save_build(&written).await {
+            tracing::error!(build = %id, %error, "a finished build could not be written down");
+        }
+    }
+    let ready = Arc::new(ready);
+    inner.catalog.put_ready(Arc::clone(&ready));
+    let moved = inner.catalog.change_template(&template, |template| template.current = Some(id));
+    if let Some(moved) = moved
+        && let Err(error) = inner.db.save_template(&moved).await
+    {
+        tracing::error!(%template, %error, "the newest build of a template could not be written down");
+    }
+    close(inner, &id, BuildStatus::Ready, None).await;
+    inner.pool.expect(&ready);
 }
 
 impl Work {

@@ -182,6 +182,11 @@ impl Catalog {
         Ok(claim(ready, name))
     }
 
+    /// The build that new sandboxes of a template are made from.
+    pub(crate) fn current(&self, id: &TemplateId) -> Option<BuildId> {
+        self.state.read().templates.get(id).and_then(|template| template.current)
+    }
+
     /// The template a name of this team belongs to.
     pub(crate) fn named(&self, team: &str, name: &str) -> Option<TemplateRecord> {
         let held = self.state.read();
@@ -319,10 +324,19 @@ impl Held {
             Some((name, tag)) => (name, Some(tag)),
             None => (rest, None),
         };
-        let by_id = name.parse::<TemplateId>().ok().and_then(|id| self.templates.get(&id));
+        let by_id = (if space.is_none() { name } else { "" })
+            .parse::<TemplateId>()
+            .ok()
+            .and_then(|id| self.templates.get(&id));
         let named = |template: &&TemplateRecord| {
-            let full = space.map(|space| format!("{space}/{name}"));
-            template.names.iter().any(|n| n == name || full.as_ref().is_some_and(|full| n == full))
+            match space {
+                // A name may hold a space of its own; else the space is the team's name.
+                Some(space) => {
+                    let full = format!("{space}/{name}");
+                    template.names.iter().any(|n| *n == full || (space == template.team && n == name))
+                }
+                None => template.names.iter().any(|n| n == name),
+            }
         };
         let live = || self.templates.values().filter(|template| !template.deleted);
         let template = by_id

@@ -259,17 +259,21 @@ impl Inner {
     }
 
     async fn kill_vm(&self, vm: &Arc<dyn Vm>) -> Option<Exit> {
-        let (vm, id) = (Arc::clone(vm), vm.record().id);
-        let work = async move { vm.kill().await.step("ending the machine") };
-        match within("ending the machine", self.deadlines.kill, work).await {
-            Ok(exit) => Some(exit),
-            // It had ended by itself.
-            Err(StepError::Exited { exit, .. }) => Some(exit),
-            Err(error) => {
-                tracing::error!(machine = %id, %error, "a machine could not be ended; trying again");
-                None
+        let id = vm.record().id;
+        // Twice at once: what goes wrong is most often a matter of the moment.
+        for _ in 0..2 {
+            let vm = Arc::clone(vm);
+            let work = async move { vm.kill().await.step("ending the machine") };
+            match within("ending the machine", self.deadlines.kill, work).await {
+                Ok(exit) => return Some(exit),
+                // It had ended by itself.
+                Err(StepError::Exited { exit, .. }) => return Some(exit),
+                Err(error) => {
+                    tracing::error!(machine = %id, %error, "a machine could not be ended; trying again");
+                }
             }
         }
+        None
     }
 
     /// Tries a few times more. Its disk must not be closed under it, so nothing is released before it is gone.
@@ -303,10 +307,22 @@ impl Inner {
     }
 
     pub(crate) async fn close_export(self: Arc<Self>, name: String) {
-        let (storage, closing) = (Arc::clone(&self.parts.storage), name.clone());
-        let work = async move { storage.close(&closing).await.step("closing an export") };
-        if let Err(error) = within("closing an export", self.deadlines.storage, work).await {
-            tracing::error!(export = %name, %error, "an export stays open until the next start of the server");
+        let mut left = 3;
+        loop {
+            let (storage, closing) = (Arc::clone(&self.parts.storage), name.clone());
+            let work = async move { storage.close(&closing).await.step("closing an export") };
+            match within("closing an export", self.deadlines.storage, work).await {
+                Ok(()) => return,
+                Err(error) if left == 0 => {
+                    tracing::error!(export = %name, %error, "an export stays open until the next start of the server");
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(export = %name, %error, "an export could not be closed; trying again")
+                }
+            }
+            left -= 1;
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 }
