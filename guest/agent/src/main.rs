@@ -18,12 +18,16 @@ mod server;
 mod system;
 mod users;
 
+use boot::Phases;
 use console::say;
 
 const USAGE: &str = "usage: aenv-agent --serve --listen ADDR:PORT [--init-sha256 HEX]";
 
 fn main() -> ExitCode {
     let started = Instant::now();
+    // One heap for the few threads there are: an arena for each would multiply what stays resident in every guest.
+    // SAFETY: only sets a parameter of the allocator; no other thread exists yet.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     if std::process::id() == 1 {
         return boot::as_init(started);
     }
@@ -35,7 +39,7 @@ fn main() -> ExitCode {
         }
     };
     let guest = guest::Guest::new(guest::Machine::NotOurs, options.init_sha256);
-    match server::run(guest, &[options.listen], started, || {}) {
+    match server::run(guest, &[options.listen], &Phases::from(started), || {}) {
         Ok(()) => ExitCode::SUCCESS,
         Err(err) => {
             say(&format!("cannot serve: {err}"));

@@ -52,12 +52,13 @@ impl BootError {
 
 /// Runs the machine until it is shut down.
 pub(crate) fn as_init(started: Instant) -> ExitCode {
-    match boot() {
-        Ok(booted) => {
+    match boot(started) {
+        Ok(mut booted) => {
+            let phases = std::mem::replace(&mut booted.phases, Phases::from(started));
             let any4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, aenv_envd_proto::PORT));
             let any6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, aenv_envd_proto::PORT));
             let guest = Guest::new(Machine::Ours, booted.line.init_sha256.clone());
-            if let Err(err) = server::run(guest, &[any6, any4], started, move || booted.settle()) {
+            if let Err(err) = server::run(guest, &[any6, any4], &phases, move || booted.settle()) {
                 say(&format!("cannot serve: {err}"));
             }
         }
@@ -66,27 +67,64 @@ pub(crate) fn as_init(started: Instant) -> ExitCode {
     shutdown::reset()
 }
 
+/// What the time until the port was open went into.
+pub(crate) struct Phases {
+    started: Instant,
+    last: Instant,
+    done: Vec<(&'static str, u128)>,
+}
+
+impl From<Instant> for Phases {
+    fn from(started: Instant) -> Self {
+        Self { started, last: started, done: Vec::new() }
+    }
+}
+
+impl Phases {
+    fn end(&mut self, phase: &'static str) {
+        let now = Instant::now();
+        self.done.push((phase, now.duration_since(self.last).as_millis()));
+        self.last = now;
+    }
+
+    /// `12 ms`, followed by the phases where there were some.
+    pub(crate) fn describe(&self) -> String {
+        let total = format!("{} ms", self.started.elapsed().as_millis());
+        if self.done.is_empty() {
+            return total;
+        }
+        let phases: Vec<_> = self.done.iter().map(|(phase, millis)| format!("{phase} {millis}")).collect();
+        format!("{total} ({})", phases.join(", "))
+    }
+}
+
 struct Booted {
+    phases: Phases,
     line: CommandLine,
     initramfs: Option<mounts::Initramfs>,
 }
 
-fn boot() -> Result<Booted, BootError> {
+fn boot(started: Instant) -> Result<Booted, BootError> {
+    let mut phases = Phases::from(started);
     mounts::early()?;
     let line = CommandLine::read().map_err(|err| BootError::step("read /proc/cmdline", err))?;
     etc::raise_limits();
     let events = devices::Events::subscribe();
+    phases.end("mounts");
     modules::load_listed();
+    phases.end("modules");
     devices::wait_for(&events, &line.root, DEVICE_WAIT)?;
     let initramfs = mounts::enter_root(&line.root)?;
     mounts::standard();
+    phases.end("root");
     if let Some(name) = &line.hostname {
         etc::set_hostname(name);
     }
     if let Err(err) = network::up(&line, &events) {
         say(&format!("network: {err}"));
     }
-    Ok(Booted { line, initramfs })
+    phases.end("network");
+    Ok(Booted { phases, line, initramfs })
 }
 
 impl Booted {

@@ -184,8 +184,9 @@ fn pieces(
                 file.seek(SeekFrom::Start(at))?;
             }
             loop {
-                let mut piece = Vec::new();
                 let wanted = left.min(PIECE as u64);
+                // Room for all of it: growing would read it in many small steps and copy it in between.
+                let mut piece = Vec::with_capacity(usize::try_from(wanted).unwrap_or(PIECE));
                 let read = Read::by_ref(&mut file).take(wanted).read_to_end(&mut piece)? as u64;
                 left -= read;
                 if read < wanted && !unknown {

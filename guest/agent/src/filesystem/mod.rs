@@ -5,6 +5,7 @@
 
 pub(crate) mod entry;
 pub(crate) mod metadata;
+mod remove;
 mod service;
 mod watch;
 

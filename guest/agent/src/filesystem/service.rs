@@ -24,6 +24,7 @@ use tokio::task::JoinHandle;
 
 use super::{
     ensure_dirs, entry, failed,
+    remove::remove_tree,
     watch::{Watch, WatchError, is_remote},
 };
 use crate::{
@@ -238,7 +239,7 @@ impl Filesystem for Service {
                 Ok(meta) if meta.is_dir() && path.parent().is_none() => {
                     return Err(ConnectError::invalid_argument("the root directory can't be removed"));
                 }
-                Ok(meta) if meta.is_dir() => fs::remove_dir_all(&path),
+                Ok(meta) if meta.is_dir() => remove_tree(&path),
                 Ok(_) => fs::remove_file(&path),
                 Err(err) => Err(err),
             };

@@ -38,5 +38,9 @@ fn make() -> Option<OwnedFd> {
     let total = total_memory();
     let limit = total.saturating_sub(RESERVE.max(total / 32)).max(total / 2);
     let _ = fs::write(format!("{USER}/memory.max"), limit.to_string());
+    // A fork bomb must leave room for the threads of the agent and the kernel.
+    let threads = fs::read_to_string("/proc/sys/kernel/threads-max").unwrap_or_default();
+    let threads: u64 = threads.trim().parse().unwrap_or(4096);
+    let _ = fs::write(format!("{USER}/pids.max"), (threads / 4 * 3).to_string());
     rustix::fs::open(USER, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()
 }

@@ -79,10 +79,13 @@ impl Launch {
             terminal: ends.terminal.is_some(),
             cgroup: processes.cgroup.get(processes.guest.machine),
         };
-        let (pid, ended) = processes
-            .reaper
-            .spawn(&program)
-            .map_err(|err| invalid(format!("error starting process '{}': {err}", self.config.cmd)))?;
+        let (pid, ended) = processes.reaper.spawn(&program).map_err(|err| {
+            let message = format!("error starting process '{}': {err}", self.config.cmd);
+            match err.source.raw_os_error() {
+                Some(libc::EAGAIN | libc::ENOMEM) => ConnectError::resource_exhausted(message),
+                _ => invalid(message),
+            }
+        })?;
         drop(program);
         // The process's sides must be closed here, or its output would never end.
         drop(stdio);

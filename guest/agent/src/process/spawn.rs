@@ -95,8 +95,12 @@ pub(crate) fn spawn(program: &Program<'_>) -> Result<i32, SpawnError> {
     let pid = {
         let _quiet = SignalsBlocked::new();
         let mut made = clone_vfork(&mut child, &mut stack, program.cgroup);
-        if made.is_err() && program.cgroup.is_some() {
-            // A guest may have removed or frozen its cgroup: a process outside it is better than none.
+        let no_cgroup = made.as_ref().is_err_and(|err| {
+            matches!(err.raw_os_error(), Some(libc::ENODEV | libc::ENOENT | libc::EBUSY | libc::EOPNOTSUPP))
+        });
+        if no_cgroup {
+            // A guest may have removed its cgroup or made it unusable: a process outside it is better than none. But
+            // one that is refused by the cgroup's own limits stays refused.
             made = clone_vfork(&mut child, &mut stack, None);
         }
         made.map_err(|source| SpawnError { step: STEPS[0], source })?

@@ -30,7 +30,7 @@ use tokio::{
 };
 
 use crate::{
-    boot::shutdown,
+    boot::{Phases, shutdown},
     console::say,
     guest::{Guest, Machine},
 };
@@ -50,13 +50,14 @@ const BLOCKING_THREADS: usize = 64;
 pub(crate) fn run(
     guest: Guest,
     addresses: &[SocketAddr],
-    started: Instant,
+    phases: &Phases,
     ready: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS)
-        .thread_stack_size(256 << 10)
+        // Address space only: what is not touched is not there.
+        .thread_stack_size(1 << 20)
         // A thread that stays is part of the snapshot: a restored guest starts its first command without making one.
         .thread_keep_alive(Duration::from_secs(24 * 3600))
         .build()?;
@@ -65,7 +66,7 @@ pub(crate) fn run(
         let guest = Arc::new(guest);
         let stop = Arc::new(Notify::new());
         let app = Arc::new(App::new(Arc::clone(&guest), Arc::clone(&stop))?);
-        say_ready(&guest, &listener, started);
+        say_ready(&guest, &listener, phases);
         let settled = tokio::task::spawn_blocking(ready);
         tokio::select! {
             () = accept(listener, app) => {}
@@ -98,14 +99,14 @@ fn listen(addresses: &[SocketAddr]) -> io::Result<TcpListener> {
 }
 
 /// The one line that tells how long it took. On a host the address too, because tests let the kernel choose the port.
-fn say_ready(guest: &Guest, listener: &TcpListener, started: Instant) {
-    let took = started.elapsed().as_millis();
+fn say_ready(guest: &Guest, listener: &TcpListener, phases: &Phases) {
+    let took = phases.describe();
     match (guest.machine, listener.local_addr()) {
-        (Machine::NotOurs, Ok(address)) => say(&format!("ready in {took} ms on {address}")),
+        (Machine::NotOurs, Ok(address)) => say(&format!("ready in {took} on {address}")),
         _ => {
             let up = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
             say(&format!(
-                "ready in {took} ms, {} ms after the kernel",
+                "ready in {took}, {} ms after the kernel",
                 up.tv_sec * 1000 + up.tv_nsec / 1_000_000
             ));
         }
