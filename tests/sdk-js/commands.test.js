@@ -59,9 +59,15 @@ check('users, directory and environment', async () => {
 
 check('a background command is listed, waited for and killed', async () => {
   const box = await sandbox()
-  const command = await box.commands.run('echo begun; sleep 600', { background: true, timeoutMs: 0 })
+  const begun = signal()
+  const command = await box.commands.run('echo begun; sleep 600', {
+    background: true,
+    timeoutMs: 0,
+    onStdout: (text) => text.includes('begun') && begun.resolve(),
+  })
   assert.ok((await box.commands.list()).some((process) => process.pid === command.pid))
   const outcome = assert.rejects(command.wait(), CommandExitError)
+  await begun.promise
   assert.equal(await command.kill(), true)
   await outcome
   assert.equal(command.stdout, 'begun\n')

@@ -1,8 +1,8 @@
 // Files in every form, watching, signed URLs.
 import assert from 'node:assert/strict'
 import { createHash, randomBytes } from 'node:crypto'
-import { FileNotFoundError, FileType, FilesystemEventType, InvalidArgumentError, NotFoundError } from 'e2b'
-import { check, folder, sandbox, signal, start } from './suite.js'
+import { AuthenticationError, FileNotFoundError, FileType, FilesystemEventType, InvalidArgumentError, NotFoundError } from 'e2b'
+import { check, folder, signal, start } from './suite.js'
 
 const sha = (data) => createHash('sha256').update(data).digest('hex')
 
@@ -162,9 +162,11 @@ check('files survive pause and resume', async () => {
   assert.equal(sha(await box.files.read('/home/user/x', { format: 'bytes' })), sha(data))
 })
 
-check('users have their own rights', async () => {
-  const box = await sandbox()
-  await box.files.write('/root/js-secret', 'x', { user: 'root' })
-  await assert.rejects(box.files.read('/root/js-secret'))
-  assert.equal(await box.files.read('/root/js-secret', { user: 'root' }), 'x')
+check('files belong to the user who wrote them', async () => {
+  const [box, path] = await folder()
+  await box.files.write(`${path}/by-root`, 'x', { user: 'root' })
+  await box.files.write(`${path}/by-user`, 'x')
+  assert.equal((await box.files.getInfo(`${path}/by-root`)).owner, 'root')
+  assert.equal((await box.files.getInfo(`${path}/by-user`)).owner, 'user')
+  await assert.rejects(box.files.list(path, { user: 'ghost' }), AuthenticationError)
 })

@@ -34,7 +34,6 @@ def test_a_file_is_uploaded_by_url_alone(sandbox, folder, http):
 def test_urls_work_for_another_user(sandbox, folder, http):
     sandbox.files.write("/root/by-url", "root's", user="root")
     assert http.get(sandbox.download_url("/root/by-url", user="root")).text == "root's"
-    assert http.get(sandbox.download_url("/root/by-url")).status_code in (400, 401, 403, 404)
     sandbox.files.remove("/root/by-url", user="root")
 
 
