@@ -1,6 +1,6 @@
 """kill -9 of the server in every state of a sandbox: afterwards each is what the server says it is, and none is lost.
 
-The server is told to this suite by `AENV_SERVER_PID` (a file) and `AENV_RESTART_CMD`. Sandboxes are running or paused
+The server is told to this suite by `AENV_SERVER_PID_FILE` and `AENV_RESTART_CMD`. Sandboxes are running or paused
 or have a tombstone; nothing else is left on the host.
 """
 
@@ -17,11 +17,15 @@ import pytest
 from conftest import API, Host, KEY, LABEL, everything, eventually, healthy, needs
 from e2b import Sandbox, SandboxQuery, SandboxState
 
-pytestmark = [needs("AENV_SERVER_PID", "AENV_RESTART_CMD"), pytest.mark.timeout(600)]
+pytestmark = [needs("AENV_SERVER_PID_FILE", "AENV_RESTART_CMD"), pytest.mark.timeout(600)]
+
+
+def server_pid():
+    return int(pathlib.Path(os.environ["AENV_SERVER_PID_FILE"]).read_text().split()[0])
 
 
 def crash_and_restart():
-    pid = int(pathlib.Path(os.environ["AENV_SERVER_PID"]).read_text().strip())
+    pid = server_pid()
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: not alive(pid))
     begin_again()
@@ -133,7 +137,7 @@ def test_an_end_of_life_that_came_meanwhile_is_kept(start):
     kill = start(lifecycle={"on_timeout": "kill"})
     box.set_timeout(2)
     kill.set_timeout(2)
-    pid = int(pathlib.Path(os.environ["AENV_SERVER_PID"]).read_text().strip())
+    pid = server_pid()
     os.kill(pid, signal.SIGKILL)
     time.sleep(3)  # the end of life passes while nobody watches
     begin_again()
@@ -204,7 +208,7 @@ def test_a_monitor_that_died_meanwhile_is_told_as_such(start):
     mine = [pid for pid, line in Host.monitors().items() if box.sandbox_id in line] or list(set(Host.monitors()) - before)
     if len(mine) != 1:
         pytest.skip(f"Skipped: can't tell which monitor is the sandbox's ({len(mine)} candidates)")
-    server = int(pathlib.Path(os.environ["AENV_SERVER_PID"]).read_text().strip())
+    server = server_pid()
     os.kill(server, signal.SIGKILL)
     os.kill(mine[0], signal.SIGKILL)
     eventually(lambda: not alive(server) and not alive(mine[0]))
