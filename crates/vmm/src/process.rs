@@ -309,20 +309,23 @@ mod tests {
     async fn a_program_starts_in_its_own_session_and_its_status_is_told() {
         let dir = tempfile::tempdir().unwrap();
         let log = File::create(dir.path().join("log")).unwrap();
-        let null = File::open("/dev/null").unwrap();
+        // The child waits on its end of this, so that it lives until it is watched.
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
         // A descriptor that a careless library left without its close-on-exec flag.
-        let careless = rustix::io::dup(&null).unwrap();
+        let careless = rustix::io::dup(&reader).unwrap();
         let script = "read -r pid a b c d session rest < /proc/$$/stat; echo $pid $session; \
-                      for n in 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do [ -e /proc/$$/fd/$n ] && echo fd $n; done; exit 7";
+                      for n in 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do [ -e /proc/$$/fd/$n ] && echo fd $n; done; \
+                      read -r go <&3; exit 7";
         let launch = Launch {
             program: "/bin/sh".into(),
             arguments: vec!["-c".into(), script.into()],
             netns: None,
             log,
-            pass: vec![null.into()],
+            pass: vec![reader],
         };
         let pid = tokio::task::spawn_blocking(|| launch.start()).await.unwrap().unwrap();
         let process = Process::open(pid, None).unwrap().unwrap();
+        rustix::io::write(&writer, b"go\n").unwrap();
         assert_eq!(process.ended().await, Status::Exited(7));
         drop(careless);
         let said = std::fs::read_to_string(dir.path().join("log")).unwrap();

@@ -28,8 +28,8 @@ mod survivors;
 mod vm;
 
 use crate::{
-    Backend, BootSource, Compatibility, Error, MachineSpec, RestoreSource, Result, Vm, VmRecord, Vmm, cgroup,
-    tsc,
+    Backend, BootSource, Compatibility, Error, Exit, MachineSpec, RestoreSource, Result, Vm, VmRecord, Vmm,
+    cgroup, tsc,
 };
 use async_trait::async_trait;
 use std::{
@@ -137,6 +137,13 @@ impl Qemu {
     pub fn survivors(&self, root: &Path) -> Result<Vec<VmRecord>> {
         survivors::find(root)
             .map_err(|source| Error::Io { context: "looking for machines in /proc".to_owned(), source })
+    }
+
+    /// How a machine ended that [`Vmm::adopt`] found gone, as far as console, log and the host kernel's log tell. Blocks
+    /// for milliseconds.
+    #[must_use]
+    pub fn post_mortem(record: &VmRecord) -> Exit {
+        vm::post_mortem(record)
     }
 }
 

@@ -68,8 +68,12 @@ pub(super) fn obtain(cache: &Path, deb: Option<&Path>, refresh: bool) -> Result<
         return Ok(kernel);
     }
     let names = choose()?;
-    run::say(&format!("fetching {}", names.join(", ")));
-    let debs = names.iter().map(|name| download(cache, name)).collect::<Result<Vec<_>>>()?;
+    run::say(&format!("taking {}", names.join(", ")));
+    let fetch = |name: &String| match fetched(cache, name) {
+        Some(deb) if !refresh => Ok(deb),
+        _ => download(cache, name),
+    };
+    let debs = names.iter().map(fetch).collect::<Result<Vec<_>>>()?;
     unpack(cache, &debs)
 }
 
@@ -124,6 +128,16 @@ fn newest(names: &[String], preferred: impl Fn(&str) -> bool) -> Option<String> 
 /// The numbers in a version, so that 6.12.117 comes after 6.12.95. The `64` of amd64 is among them and harmless.
 fn numbers(version: &str) -> Vec<u64> {
     version.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
+}
+
+/// A package of this name that an earlier run left, when only what is kept of it has changed since.
+fn fetched(cache: &Path, name: &str) -> Option<PathBuf> {
+    let prefix = format!("{name}_");
+    let entries = fs::read_dir(cache.join("debs")).ok()?;
+    entries
+        .flatten()
+        .find(|entry| entry.file_name().to_string_lossy().starts_with(&prefix))
+        .map(|entry| entry.path())
 }
 
 fn download(cache: &Path, name: &str) -> Result<PathBuf> {

@@ -354,10 +354,9 @@ mod machine {
 
     fn fill(memory: *mut u8) {
         let put = |at: u64, bytes: &[u8]| {
+            let offset = usize::try_from(at).unwrap_or(0);
             // SAFETY: every offset and length below lies within MEMORY bytes.
-            unsafe {
-                ptr::copy_nonoverlapping(bytes.as_ptr(), memory.wrapping_add(at as usize), bytes.len())
-            };
+            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), memory.add(offset), bytes.len()) };
         };
         // Present, writable, for user mode too; the last level is one 2 MiB page at 0.
         put(TABLES, &(0x2000_u64 | 7).to_le_bytes());
@@ -405,7 +404,11 @@ mod machine {
                 let reason = shared.add(8).cast::<u32>().read_volatile();
                 let port = shared.add(34).cast::<u16>().read_volatile();
                 let data = shared.add(40).cast::<u64>().read_volatile();
-                let value = if reason == EXIT_IO { shared.add(data as usize).read_volatile() } else { 0 };
+                let value = if reason == EXIT_IO {
+                    shared.add(usize::try_from(data).unwrap_or(0)).read_volatile()
+                } else {
+                    0
+                };
                 (reason, port, value)
             };
             progress.exit_reason.store(u64::from(reason), Ordering::Release);

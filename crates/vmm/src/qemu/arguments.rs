@@ -152,10 +152,11 @@ fn drives(line: &mut Line, spec: &MachineSpec, shape: &Shape<'_>) {
             },
         });
         line.pair("-blockdev", node.to_string());
+        // Errors are the guest's to see. By default QEMU would stop the machine when the host's disk is full.
         line.pair(
             "-device",
             format!(
-                "virtio-blk-device,id=drive{index},drive=disk{index},bus=virtio-mmio-bus.{}",
+                "virtio-blk-device,id=drive{index},drive=disk{index},werror=report,rerror=report,bus=virtio-mmio-bus.{}",
                 FIRST_DRIVE_SLOT - index
             ),
         );

@@ -38,6 +38,12 @@ pub(super) fn decide(evidence: &Evidence<'_>) -> Exit {
         }
         _ => {}
     }
+    // Printed at the highest level, so also on a quiet console. Only asked for when QEMU's own word was missed.
+    if unexplained
+        && let Some(line) = evidence.console.lines().rev().take(3).find(|line| is_orderly_end(line))
+    {
+        return exit(ExitCause::GuestShutdown, line.trim().to_owned());
+    }
     if let Some(line) = evidence.host_oom {
         return exit(ExitCause::HostOom, line.to_owned());
     }
@@ -52,6 +58,12 @@ pub(super) fn decide(evidence: &Evidence<'_>) -> Exit {
         detail = format!("{detail}: {}", words.trim());
     }
     exit(ExitCause::VmmCrash, detail)
+}
+
+fn is_orderly_end(line: &str) -> bool {
+    ["reboot: Power down", "reboot: Restarting system", "reboot: System halted"]
+        .iter()
+        .any(|words| line.contains(words))
 }
 
 /// A panic whose reason is memory: the kernel says so itself, or it lost PID 1 to the OOM killer just before.
@@ -107,6 +119,15 @@ mod tests {
         ] {
             assert_eq!(decide(&evidence).cause, cause, "{evidence:?}");
         }
+    }
+
+    #[test]
+    fn an_end_that_nobody_watched_is_read_off_the_console() {
+        let untold =
+            Evidence { status: Status::Untold, console: "hello\n[ 9.1] reboot: Power down\n", ..evidence() };
+        assert_eq!(decide(&untold).cause, ExitCause::GuestShutdown);
+        let long_ago = format!("[ 9.1] reboot: Power down\n{}", "and on\n".repeat(5));
+        assert_eq!(decide(&Evidence { console: &long_ago, ..untold }).cause, ExitCause::VmmCrash);
     }
 
     #[test]

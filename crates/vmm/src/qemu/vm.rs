@@ -416,6 +416,19 @@ impl Watcher {
     }
 }
 
+/// The cause of an end that no server watched, from what the machine left in its directory. Blocks.
+pub(super) fn post_mortem(record: &VmRecord) -> Exit {
+    let files = Files::new(&record.dir);
+    end::decide(&Evidence {
+        status: Status::Untold,
+        killed: false,
+        shutdown: None,
+        console: &console::tail(&files.console(), TAIL),
+        log: &console::tail(&files.log(), TAIL),
+        host_oom: kernel_log::memory_kill(record.pid).as_deref(),
+    })
+}
+
 /// Ends a child that has no [`Process`] yet and removes what it had. Blocks until the kernel has ended it.
 pub(super) fn discard(child: i32, files: &Files, kept: &Kept) {
     if let Some(pid) = rustix::process::Pid::from_raw(child) {

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 const LENGTH: usize = 64;
 
 pub(crate) struct FakeGround {
-    fake: Fake,
+    pub(crate) fake: Fake,
     dir: TempDir,
 }
 

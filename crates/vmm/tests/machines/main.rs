@@ -6,6 +6,7 @@
 mod agent;
 mod behaviours;
 mod fake_ground;
+mod fake_only;
 mod ground;
 mod qemu_ground;
 mod qemu_only;

@@ -5,7 +5,7 @@ use crate::{
     qemu_ground::QemuGround,
 };
 use aenv_vmm::{
-    Drive, Error, VmRecord, Vmm,
+    Drive, Error, ExitCause, VmRecord, Vmm,
     qemu::{Options, Qemu},
 };
 use std::{
@@ -79,6 +79,25 @@ async fn a_machine_without_a_record_is_found_by_its_directory() {
     let vm = ground.qemu.adopt(&record).await.unwrap().unwrap();
     vm.kill().await.unwrap();
     assert_eq!(ground.qemu.survivors(root).unwrap(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_end_that_nobody_watched_is_explained_afterwards() {
+    let Some(ground) = ground().await else { return };
+    for (command, cause) in [("poweroff", ExitCause::GuestShutdown), ("panic", ExitCause::GuestPanic)] {
+        let (vm, spec) = ground.boot(command).await;
+        let record = vm.record();
+        drop(vm);
+        ground.send(&spec, command);
+        let begin = std::time::Instant::now();
+        while !ground.qemu.survivors(&spec.dir).unwrap().is_empty() {
+            assert!(begin.elapsed() < PATIENCE, "it never ended");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(ground.qemu.adopt(&record).await.unwrap().is_none());
+        assert_eq!(ground.left_behind(&record), Vec::<String>::new());
+        assert_eq!(Qemu::post_mortem(&record).cause, cause);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -169,6 +188,6 @@ async fn a_machine_outlives_the_process_that_started_it_and_is_adopted_by_anothe
     assert!(!vm.memory().await.unwrap().is_empty());
     vm.resume().await.unwrap();
     assert_eq!(ground.ask(&spec, "recall").await, "my server died");
-    assert_eq!(vm.kill().await.unwrap().cause, aenv_vmm::ExitCause::Killed);
+    assert_eq!(vm.kill().await.unwrap().cause, ExitCause::Killed);
     assert_eq!(ground.left_behind(&record), Vec::<String>::new());
 }
