@@ -12,6 +12,9 @@
 //! All calls block. A failed open leaves nothing behind. A failed close (someone has the device open) changes
 //! nothing. A failed seal leaves the old upper in use; see [`upper_dir`](crate::upper_dir) for crashes.
 
+mod error;
+mod messages;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -21,10 +24,11 @@ use std::time::Duration;
 
 use aenv_overlaybd::{Stack, WritableStack};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
-use crate::device::{Device, ReadOnlyDevice, TrafficStat, WritableDevice};
-use crate::export::{ExportError, Exporter};
+pub use self::error::Error;
+pub use self::messages::{ExportInfo, OpenRequest, Opened, SealedLayer};
+use crate::device::{Device, ReadOnlyDevice, WritableDevice};
+use crate::export::Exporter;
 use crate::source::{LayerError, OpenedLayers, Sources, open_layers};
 use crate::spec::{LayerKind, LayerSpec, Mode, StackSpec};
 use crate::upper_dir::{UpperDir, UpperError};
@@ -37,122 +41,6 @@ pub const MAX_HOLDERS: usize = 16_384;
 const LANES: usize = 64;
 /// How long a close waits for the kernel to tell that a dead VMM's handles are closed.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(3);
-
-/// Asks for an export.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct OpenRequest {
-    /// The export's name: 1 to 128 of `a-z A-Z 0-9 . _ -`, not starting with a dot.
-    pub name: String,
-    /// What it shows.
-    pub stack: StackSpec,
-    /// Whether it can be written.
-    pub mode: Mode,
-    /// Who wants it; closing needs the same word. One export lives until its last holder closed it.
-    pub holder: String,
-}
-
-/// An export that can be used.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Opened {
-    /// What to give to a VMM.
-    pub path: PathBuf,
-    /// Bytes of the device.
-    pub size: u64,
-}
-
-/// The layer that a seal made.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SealedLayer {
-    /// The file, now the top layer of the export's stack.
-    pub path: PathBuf,
-    /// Its id.
-    pub uuid: uuid::Uuid,
-    /// Bytes of the file.
-    pub bytes: u64,
-    /// 512-byte blocks of the device that it stores.
-    pub blocks: u64,
-}
-
-/// An export as [`Exports::list`] and [`Exports::stat`] show it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ExportInfo {
-    /// Its name.
-    pub name: String,
-    /// Where it is.
-    pub path: PathBuf,
-    /// What it shows now: layers sealed since it was opened are on top.
-    pub stack: StackSpec,
-    /// Whether it can be written.
-    pub mode: Mode,
-    /// Who holds it.
-    pub holders: Vec<String>,
-    /// Handles that are open on it.
-    pub handles: u32,
-    /// Bytes of the upper's data file; 0 without an upper.
-    pub upper_bytes: u64,
-    /// What went through it.
-    pub traffic: TrafficStat,
-}
-
-/// Why an operation was refused or failed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The name can't be one.
-    #[error("{0:?} can't name an export: use 1 to 128 letters, digits, dots, dashes and underscores")]
-    BadName(String),
-    /// A value in the request makes no sense.
-    #[error("{0}")]
-    BadRequest(String),
-    /// No export has that name.
-    #[error("there is no export named {0}; open it first")]
-    Unknown(String),
-    /// The name stands for something else.
-    #[error("export {name} exists with another {what}; close it or choose another name")]
-    Different {
-        /// The export.
-        name: String,
-        /// What differs.
-        what: &'static str,
-    },
-    /// Only writable exports can be sealed.
-    #[error("export {0} is read-only: there is nothing to seal")]
-    ReadOnly(String),
-    /// A bound was reached.
-    #[error("{0}")]
-    TooMany(String),
-    /// A layer can't be read.
-    #[error(transparent)]
-    Layer(#[from] LayerError),
-    /// The upper can't be used.
-    #[error(transparent)]
-    Upper(#[from] UpperError),
-    /// The layers don't make a stack, or a seal failed.
-    #[error("export {name}: {source}")]
-    Stack {
-        /// The export.
-        name: String,
-        /// The cause.
-        source: aenv_overlaybd::Error,
-    },
-    /// Making data durable failed.
-    #[error("flushing export {name}: {source}; the disk may be failing")]
-    Flush {
-        /// The export.
-        name: String,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// Some exports are open, so the process can't end.
-    #[error("{} exports are open ({}); end their VMs first", .0.len(), .0.iter().take(5).cloned().collect::<Vec<_>>().join(", "))]
-    Busy(Vec<String>),
-    /// The process is ending and takes no new exports.
-    #[error("storaged is ending; start it again")]
-    Ending,
-    /// It could not be exported, or is in use.
-    #[error(transparent)]
-    Export(#[from] ExportError),
-}
 
 /// The table of exports.
 pub struct Exports {

@@ -111,7 +111,8 @@ fn nothing_acknowledged_is_lost_when_storaged_is_killed_under_load() {
                 let (path, blocks) = (&opened.path, &blocks);
                 let mut rng = StdRng::seed_from_u64(seed ^ round << 8 ^ worker);
                 scope.spawn(move || {
-                    let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+                    // The kill may come first.
+                    let Ok(file) = OpenOptions::new().read(true).write(true).open(path) else { return };
                     for step in 0u64.. {
                         let block = worker * 256 + rng.random_range(0..256);
                         let cell = &blocks[usize::try_from(block).unwrap()];

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use uuid::Uuid;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::Error;
 use crate::header::{HEADER_LEN, Header, Role};
@@ -128,10 +128,4 @@ impl Layer {
         source.read_at(&mut bytes, at).map_err(Error::io("reading a layer's header or trailer"))?;
         Header::decode(&bytes, role)
     }
-}
-
-/// Entries as they are on disk, `len` of them, read with one call.
-pub(crate) fn read_entries(source: &dyn ReadAt, at: u64, bytes: &mut [u8]) -> Result<Vec<Mapping>, Error> {
-    source.read_at(bytes, at).map_err(Error::io("reading an index"))?;
-    Ok(bytes.chunks_exact(16).map(|entry| Mapping::read_from_bytes(entry).expect("sixteen bytes")).collect())
 }

@@ -22,6 +22,7 @@ mod builder;
 mod error;
 mod header;
 mod index;
+mod index_log;
 mod io;
 mod layer;
 mod log_index;

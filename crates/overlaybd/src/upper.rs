@@ -30,17 +30,12 @@ use zerocopy::IntoBytes;
 
 use crate::Error;
 use crate::header::{HEADER_LEN, Header, Role};
+use crate::index_log::IndexLog;
 use crate::io::WriteAt;
-use crate::layer::{LayerInfo, read_entries};
+use crate::layer::LayerInfo;
 use crate::log_index::LogIndex;
 use crate::mapping::{Mapping, SECTOR};
 use crate::stack::check_size;
-
-/// Upstream's bound on the log, in entries (2 GiB).
-const MAX_LOG_ENTRIES: u64 = 128_000_000;
-/// How many entries may follow the ones a marker covers before the marker itself.
-const MAX_LAG: u64 = 1 << 16;
-const MARKER_BIT: u64 = 1 << 54;
 
 /// What the headers of a new upper say.
 #[derive(Debug, Clone, Copy)]
@@ -58,20 +53,12 @@ pub struct Upper {
     pub(crate) info: LayerInfo,
     pub(crate) data: Arc<dyn WriteAt>,
     pub(crate) index: RwLock<LogIndex>,
-    log: Mutex<Log>,
+    log: Mutex<IndexLog>,
     /// Where the next bytes go.
     end: AtomicU64,
     dirty: AtomicBool,
     failed: AtomicBool,
     flushing: Mutex<()>,
-}
-
-struct Log {
-    file: Arc<dyn WriteAt>,
-    entries: u64,
-    crc: u32,
-    /// Mappings were appended since the last flush began.
-    unsynced: bool,
 }
 
 impl Upper {
@@ -95,7 +82,7 @@ impl Upper {
         header.role = Role::IndexHeader;
         header.index_offset = HEADER_LEN;
         index.write_at(&header.encode(), 0).map_err(Error::io("writing the upper's index header"))?;
-        let log = Log { file: index, entries: 0, crc: 0, unsynced: true };
+        let log = IndexLog::new(index);
         Ok(Self::assemble(header, data, HEADER_LEN, log, LogIndex::default()))
     }
 
@@ -116,7 +103,7 @@ impl Upper {
             return Err(Error::BadUpper(format!("the index log starts at byte {}", header.index_offset)));
         }
         let data_size = data.size().map_err(Error::io("reading the upper's size"))?;
-        let (log, map) = Log::replay(index, data_size.div_ceil(SECTOR))?;
+        let (log, map) = IndexLog::replay(index, data_size.div_ceil(SECTOR))?;
         let end = data_size.next_multiple_of(HEADER_LEN);
         let upper = Self::assemble(header, data, end, log, map);
         // What was written before may never have been synced.
@@ -124,7 +111,7 @@ impl Upper {
         Ok(upper)
     }
 
-    fn assemble(header: Header, data: Arc<dyn WriteAt>, end: u64, log: Log, index: LogIndex) -> Self {
+    fn assemble(header: Header, data: Arc<dyn WriteAt>, end: u64, log: IndexLog, index: LogIndex) -> Self {
         let info = LayerInfo {
             uuid: header.uuid,
             parent: header.parent,
@@ -188,8 +175,7 @@ impl Upper {
     /// Makes `mappings` part of the index, in the log first.
     pub(crate) fn commit(&self, mappings: &[Mapping]) -> io::Result<()> {
         let mut log = self.log.lock();
-        log.append(mappings)?;
-        log.unsynced = true;
+        log.append_mappings(mappings)?;
         let mut index = self.index.write();
         mappings.iter().for_each(|&m| index.insert(m));
         drop(index);
@@ -211,20 +197,11 @@ impl Upper {
     }
 
     fn sync_both(&self) -> io::Result<()> {
-        let (covered, crc, file) = {
-            let mut log = self.log.lock();
-            let unsynced = std::mem::take(&mut log.unsynced);
-            (log.entries, log.crc, unsynced.then(|| log.file.clone()))
-        };
+        let covered = self.log.lock().begin_flush();
         self.data.sync()?;
-        let Some(file) = file else { return Ok(()) };
-        file.sync()?;
-        let mut log = self.log.lock();
-        let lag = log.entries - covered;
-        if lag < MAX_LAG {
-            // Without it a later open checks less: no reason to fail a flush that is done.
-            let _full = log.append(&[Mapping::padding(MARKER_BIT | lag << 32 | u64::from(crc))]);
-        }
+        let Some(covered) = covered else { return Ok(()) };
+        covered.file.sync()?;
+        self.log.lock().end_flush(&covered);
         Ok(())
     }
 
@@ -262,119 +239,6 @@ impl Upper {
             self.data.sync().map_err(Error::io("syncing the sealed layer"))?;
         }
         Ok(total)
-    }
-}
-
-impl Log {
-    fn append(&mut self, entries: &[Mapping]) -> io::Result<()> {
-        let count = u64::try_from(entries.len()).unwrap_or(u64::MAX);
-        if self.entries + count > MAX_LOG_ENTRIES {
-            return Err(io::Error::new(
-                io::ErrorKind::StorageFull,
-                "the upper's index log is full: seal the upper to go on",
-            ));
-        }
-        self.file.write_at(entries.as_bytes(), HEADER_LEN + self.entries * 16)?;
-        self.entries += count;
-        self.crc = crc32c::crc32c_append(self.crc, entries.as_bytes());
-        Ok(())
-    }
-
-    /// Rebuilds the index; see the module's head for what is believed. `data_sectors` bounds the places.
-    fn replay(file: Arc<dyn WriteAt>, data_sectors: u64) -> Result<(Self, LogIndex), Error> {
-        let size = file.size().map_err(Error::io("reading the index log's size"))?;
-        let total = size.saturating_sub(HEADER_LEN) / 16;
-        if total > MAX_LOG_ENTRIES {
-            return Err(Error::IndexTooLarge { got: total, max: MAX_LOG_ENTRIES });
-        }
-        let mut replay = Replay::new(data_sectors);
-        let mut chunk = vec![0u8; 1 << 20];
-        let mut done = 0;
-        while done < total {
-            let count = (total - done).min(1 << 16);
-            let bytes = &mut chunk[..usize::try_from(count * 16).expect("at most one MiB")];
-            for entry in read_entries(&*file, HEADER_LEN + done * 16, bytes)? {
-                replay.take(entry);
-            }
-            done += count;
-        }
-        let (entries, crc) = replay.end()?;
-        if size != HEADER_LEN + entries * 16 {
-            file.set_size(HEADER_LEN + entries * 16)
-                .map_err(Error::io("cutting the index log's torn tail"))?;
-        }
-        Ok((Self { file, entries, crc, unsynced: true }, replay.index))
-    }
-}
-
-/// The state of reading a log from its start.
-struct Replay {
-    index: LogIndex,
-    data_sectors: u64,
-    position: u64,
-    crc: u32,
-    /// The checksum before each of the last `MAX_LAG` entries.
-    recent: Vec<u32>,
-    /// Entries that some marker vouches for.
-    covered: u64,
-    mismatch: bool,
-    /// The first entry that can't be right and the checksum before it.
-    stopped: Option<(u64, u32)>,
-}
-
-impl Replay {
-    fn new(data_sectors: u64) -> Self {
-        let recent = vec![0; usize::try_from(MAX_LAG).expect("64 Ki")];
-        Self {
-            index: LogIndex::default(),
-            data_sectors,
-            position: 0,
-            crc: 0,
-            recent,
-            covered: 0,
-            mismatch: false,
-            stopped: None,
-        }
-    }
-
-    fn take(&mut self, entry: Mapping) {
-        let slot = |at: u64| usize::try_from(at % MAX_LAG).expect("below 64 Ki");
-        self.recent[slot(self.position)] = self.crc;
-        if entry.is_padding() {
-            let payload = entry.place();
-            if payload & MARKER_BIT != 0 {
-                let lag = payload >> 32 & (MAX_LAG - 1);
-                let covered = self.position.checked_sub(lag);
-                match covered.filter(|&at| u64::from(self.recent[slot(at)]) == payload & 0xffff_ffff) {
-                    Some(covered) => self.covered = covered,
-                    None => self.mismatch = true,
-                }
-            }
-        } else if self.stopped.is_none() {
-            let inside = entry.place() >= HEADER_LEN / SECTOR
-                && (entry.is_zero() || entry.place_end() <= self.data_sectors)
-                && entry.sectors() > 0;
-            if inside {
-                self.index.insert(entry.with_tag(0));
-            } else {
-                self.stopped = Some((self.position, self.crc));
-            }
-        }
-        self.crc = crc32c::crc32c_append(self.crc, entry.as_bytes());
-        self.position += 1;
-    }
-
-    /// Entries to keep and the checksum over them.
-    fn end(&self) -> Result<(u64, u32), Error> {
-        let (kept, crc) = self.stopped.unwrap_or((self.position, self.crc));
-        if kept < self.covered || self.mismatch {
-            return Err(Error::BadUpper(format!(
-                "the index log is damaged inside what was flushed (entry {kept} of {}, {} known to be good); restore \
-                 the disk from its last snapshot",
-                self.position, self.covered
-            )));
-        }
-        Ok((kept, crc))
     }
 }
 
