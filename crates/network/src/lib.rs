@@ -6,18 +6,20 @@
 //! there is no route from the host, or from another guest, to a guest.
 
 //!
-//! Inside out: [`plan`] and `rules` are pure (addresses, names, firewall text); `netlink`, `link`, `nft` and
+//! Inside out: [`plan`], `rules` and `ledger` are pure (addresses, firewall text, who has which slot); `netlink`, `link`, `nft` and
 //! `namespace` each know one kernel interface; `threads` is the only place where a thread enters a namespace; `slot`
-//! builds and tears down one slot; `host` holds what is done once per node; `dns` forwards queries; `service` is
-//! [`NetnsNetwork`], which owns the life of all slots.
+//! builds and tears down one slot; `pool` keeps them coming and going; `host` holds what is done once per node; `dns`
+//! forwards queries; `service` is [`NetnsNetwork`].
 
 mod dns;
 mod host;
+mod ledger;
 mod link;
 mod namespace;
 mod netlink;
 mod nft;
 pub mod plan;
+mod pool;
 mod rules;
 mod service;
 mod slot;

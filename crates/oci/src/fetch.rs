@@ -212,12 +212,12 @@ mod tests {
 
     #[test]
     fn a_registrys_words_become_errors_that_say_what_to_do() {
-        let reference: Reference = "ghcr.io/a/b:1".parse().unwrap();
+        let reference: Reference = "registry.example/a/b:1".parse().unwrap();
         let line = |message: &str| format!("time=\"2026-11-30T00:00:00Z\" level=fatal msg=\"{message}\"");
         let kind =
             |message: &str| explain(&reference, &line(message)).map(|e| e.to_string()).unwrap_or_default();
         let table = [
-            ("initializing source: reading manifest 1 in ghcr.io/a/b: manifest unknown", "was not found"),
+            ("initializing source: reading manifest 1 in registry.example/a/b: manifest unknown", "was not found"),
             ("reading manifest latest: StatusCode: 404, not found", "was not found"),
             ("requested access to the resource is denied", "refused"),
             ("unable to retrieve auth token: invalid username/password: unauthorized: x", "refused"),

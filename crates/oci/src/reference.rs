@@ -1,6 +1,6 @@
 //! What an image is called: a registry's repository, or a file or directory on this machine.
 //!
-//! Grammar of registry names: github.com/distribution/reference, with Docker's defaults (`docker.io`, `library/`,
+//! Grammar of registry names: that of the distribution project (its reference package), with Docker's defaults (`docker.io`, `library/`,
 //! `latest`). Local forms name the transport first: `oci:/dir[:tag]`, `oci-archive:/file.tar[:tag]`,
 //! `docker-archive:/file.tar[:name:tag]`; their paths are absolute, because the one who reads them is the server, and
 //! hold no colon, because that ends them.
@@ -296,21 +296,21 @@ mod tests {
     #[test]
     fn references_are_read_with_dockers_defaults() {
         let with_digest = format!("debian@{DIGEST}");
-        let with_both = format!("ghcr.io/a/b:1.2@{DIGEST}");
+        let with_both = format!("registry.example/a/b:1.2@{DIGEST}");
         let table = [
             ("debian", "docker.io/library/debian:latest".to_owned()),
             ("debian:12-slim", "docker.io/library/debian:12-slim".to_owned()),
             ("org/task", "docker.io/org/task:latest".to_owned()),
             ("docker.io/debian", "docker.io/library/debian:latest".to_owned()),
             ("index.docker.io/org/x:1", "docker.io/org/x:1".to_owned()),
-            ("docker://ghcr.io/a/b", "ghcr.io/a/b:latest".to_owned()),
+            ("docker://registry.example/a/b", "registry.example/a/b:latest".to_owned()),
             ("localhost/x", "localhost/x:latest".to_owned()),
             ("localhost:5000/x/y:z", "localhost:5000/x/y:z".to_owned()),
             ("[::1]:5000/x", "[::1]:5000/x:latest".to_owned()),
             ("Registry/x", "Registry/x:latest".to_owned()),
             ("a/b--c__d.e_f", "docker.io/a/b--c__d.e_f:latest".to_owned()),
             (&with_digest, format!("docker.io/library/debian@{DIGEST}")),
-            (&with_both, format!("ghcr.io/a/b:1.2@{DIGEST}")),
+            (&with_both, format!("registry.example/a/b:1.2@{DIGEST}")),
             ("oci:/srv/layout", "oci:/srv/layout".to_owned()),
             ("oci:/srv/layout:base", "oci:/srv/layout:base".to_owned()),
             ("oci-archive:/x.tar", "oci-archive:/x.tar".to_owned()),
@@ -343,16 +343,16 @@ mod tests {
             ("debian@sha256:abc", "digest \"sha256:abc\""),
             ("debian@", "digest \"\""),
             ("debian@md5:00", "sha256:"),
-            ("https://ghcr.io/a/b", "https:// is no transport"),
+            ("https://registry.example/a/b", "https:// is no transport"),
             ("a//b", "part \"\""),
             ("/a", "part \"\""),
             ("a/", "part \"\""),
             ("a..b", "part \"a..b\""),
             ("a___b", "part \"a___b\""),
             ("../../etc/passwd", "registry"),
-            ("ghcr.io/", "no repository"),
-            ("ghcr.io:port/x", "ghcr.io:port"),
-            ("ghcr.io:99999/x", "ghcr.io:99999"),
+            ("registry.example/", "no repository"),
+            ("registry.example:port/x", "registry.example:port"),
+            ("registry.example:99999/x", "registry.example:99999"),
             ("-bad.io/x", "not a registry"),
             ("[::g]:1/x", "not a registry"),
             ("dé", "part \"dé\""),
@@ -378,7 +378,7 @@ mod tests {
         for name in ["localhost/x", "localhost:5000/x", "127.0.0.1:5000/x", "127.9.9.9/x", "[::1]:1/x"] {
             assert!(remote(name).is_loopback(), "{name}");
         }
-        for name in ["x", "ghcr.io/x", "10.0.0.1:5000/x", "localhost.example/x", "127.0.0.1.example:80/x"] {
+        for name in ["x", "registry.example/x", "10.0.0.1:5000/x", "localhost.example/x", "127.0.0.1.example:80/x"] {
             assert!(!remote(name).is_loopback(), "{name}");
         }
     }
