@@ -59,7 +59,9 @@ pub(super) async fn plain(mut process: Process, forward_input: bool) -> Result<u
         match event {
             None => return Err(Error::Failed("the process ended without an exit code".to_owned())),
             Some(Event::Ended(end)) => {
-                if let Some(words) = end.error.as_deref().filter(|w| !w.is_empty() && end.exit_code != 0) {
+                // The agent repeats its status as an error whenever a command fails; only other words are news.
+                let news = end.error.as_deref().filter(|words| !words.is_empty() && *words != end.status);
+                if let Some(words) = news {
                     output::say(&output::printable(words));
                 }
                 return Ok(shell_code(&end));

@@ -162,10 +162,14 @@ fn run(pid: u32, tag: String, spec: &Value, request: &Value) -> Result<Arc<Proce
         }
         let status = child.wait().await.expect("waited");
         watched.finish(match status.signal() {
-            Some(9) => json!({ "exitCode": -1, "status": "signal: killed" }),
+            Some(9) => json!({ "exitCode": -1, "status": "signal: killed", "error": "signal: killed" }),
             Some(15) => json!({ "exitCode": -1, "status": "signal: terminated" }),
             Some(n) => json!({ "exitCode": -1, "status": format!("signal {n}") }),
-            None => json!({ "exitCode": status.code(), "exited": true, "status": "exit status" }),
+            None if status.success() => json!({ "exited": true, "status": "exit status 0" }),
+            None => {
+                let words = format!("exit status {}", status.code().unwrap_or_default());
+                json!({ "exitCode": status.code(), "exited": true, "status": words, "error": words })
+            }
         });
     });
     Ok(process)
