@@ -2,6 +2,7 @@
 
 mod api;
 mod client;
+mod cost;
 mod fake;
 mod guest;
 mod hostile;
