@@ -21,7 +21,8 @@ fn main() {
         println!("Skipped: needs root and fio");
         return;
     }
-    let dir = tempfile::tempdir_in(std::env::var_os("BENCH_DIR").unwrap_or("/var/tmp".into())).unwrap();
+    let dir =
+        tempfile::tempdir_in(std::env::var_os("BENCH_DIR").unwrap_or(std::env::temp_dir().into())).unwrap();
     let raw = dir.path().join("raw");
     let mut file = File::create(&raw).unwrap();
     let mut rng = StdRng::seed_from_u64(1);

@@ -308,3 +308,22 @@ fn a_seal_asked_for_twice_answers_twice_the_same() {
     open(&exports, &dir.path().join("upper"), &[LayerSpec::lsmt(dir.path().join("layer"))]).unwrap();
     assert!(block(&exports, 0) == pattern(2));
 }
+
+#[test]
+fn a_disk_can_be_opened_again_larger() {
+    let dir = tempfile::tempdir().unwrap();
+    let exports = exports();
+    let upper = dir.path().join("upper");
+    open(&exports, &upper, &[]).unwrap();
+    exports.device("disk").unwrap().write_at(&pattern(1), MIB - 4096).unwrap();
+    exports.close("disk", "test").unwrap();
+    let mode = Mode::Writable { dir: upper };
+    let request =
+        OpenRequest { name: "disk".into(), stack: stack(2 * MIB, &[]), mode, holder: "test".into() };
+    assert_eq!(exports.open(request).unwrap().size, 2 * MIB);
+    assert!(block(&exports, 255) == pattern(1) && block(&exports, 256) == [0; 4096]);
+    exports.device("disk").unwrap().write_at(&pattern(2), 2 * MIB - 4096).unwrap();
+    let layer = exports.seal("disk", &dir.path().join("layer"), false).unwrap();
+    assert_eq!(layer.blocks, 16);
+    assert!(block(&exports, 511) == pattern(2));
+}

@@ -22,7 +22,9 @@ fn main() {
 }
 
 fn file() -> Arc<File> {
-    Arc::new(tempfile::tempfile_in(std::env::var_os("BENCH_DIR").unwrap_or("/var/tmp".into())).unwrap())
+    Arc::new(
+        tempfile::tempfile_in(std::env::var_os("BENCH_DIR").unwrap_or(std::env::temp_dir().into())).unwrap(),
+    )
 }
 
 fn median(mut times: Vec<Duration>) -> Duration {
