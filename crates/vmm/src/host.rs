@@ -133,6 +133,7 @@ fn recommend(kvm: &kvm::Kvm, qemu: bool) -> (Option<Backend>, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     #[tokio::test]
     async fn a_report_names_each_thing_once_and_gives_a_remedy_for_what_fails() {
@@ -148,6 +149,8 @@ mod tests {
             assert!(names.iter().any(|name| *name == expected), "{expected} was not looked at");
         }
         for check in &report.checks {
+            // Shown when the test is run for a look at the host (--no-capture).
+            let _ = writeln!(std::io::stderr(), "{:?} {}: {}", check.status, check.name, check.found);
             assert!(!check.found.is_empty(), "{check:?}");
             assert!(check.status == Status::Ok || check.remedy.is_some(), "{check:?}");
         }

@@ -80,11 +80,7 @@ impl Kvm {
                 Check::warn(name, format!("/dev/kvm is there, but {reached} ({why}): {kind}"), remedy)
             }
             Outcome::Ran { kernel, user } => {
-                let speeds = format!(
-                    "{} and {} million instructions a second in kernel and user mode",
-                    speed(*kernel),
-                    speed(*user)
-                );
+                let speeds = format!("kernel mode at {}, user mode at {}", shown(*kernel), shown(*user));
                 if self.usable() {
                     Check::ok(name, format!("runs a guest's kernel and user mode, {speeds}; {kind}"))
                 } else {
@@ -98,6 +94,13 @@ impl Kvm {
 /// Millions of instructions a second.
 fn speed(nanoseconds: u64) -> u64 {
     u64::from(ROUNDS) * 2 * 1000 / nanoseconds.max(1)
+}
+
+fn shown(nanoseconds: u64) -> String {
+    match speed(nanoseconds) {
+        0 => "less than a million instructions a second".to_owned(),
+        millions => format!("{millions} million instructions a second"),
+    }
 }
 
 /// Looks and tries. Blocks for up to 3 s.
