@@ -19,6 +19,7 @@ const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
 const RTM_NEWNEIGH: u16 = 28;
+const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_NET_NS_FD: u16 = 28;
@@ -48,6 +49,12 @@ pub(crate) fn index(socket: &Socket, name: &str) -> io::Result<u32> {
 
 pub(crate) fn set_up(socket: &mut Socket, index: u32) -> io::Result<()> {
     socket.request(Message::new(RTM_NEWLINK, REQUEST | ACK, &link_body(index, UP, UP)))
+}
+
+/// Gives a link, still down, this hardware address.
+pub(crate) fn set_mac(socket: &mut Socket, index: u32, mac: [u8; 6]) -> io::Result<()> {
+    let message = Message::new(RTM_NEWLINK, REQUEST | ACK, &link_body(index, 0, 0)).attr(IFLA_ADDRESS, &mac);
+    socket.request(message)
 }
 
 /// Makes a veth pair: `here` in the socket's namespace, up, and `there` in the namespace `other`, down.

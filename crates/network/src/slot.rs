@@ -16,6 +16,8 @@ use std::{fs, io, os::fd::OwnedFd, path::PathBuf};
 
 /// [`GUEST_MAC`](crate::GUEST_MAC) as bytes.
 const GUEST_MAC_BYTES: [u8; 6] = [0x02, 0xae, 0, 0, 0, 0x15];
+/// The same in every slot, because a restored guest still has its parent's gateway in its neighbour cache.
+const GATEWAY_MAC_BYTES: [u8; 6] = [0x02, 0xae, 0, 0, 0, 0x16];
 
 /// What all slots of a node have in common.
 #[derive(Debug, Clone)]
@@ -78,6 +80,7 @@ impl Blueprint {
         // The rules come before the tap is up: there is no moment without them.
         nft::apply(&rules::slot()).during("load the slot's firewall rules")?;
         let tap = link::index(&socket, TAP).during("find the slot's tap")?;
+        link::set_mac(&mut socket, tap, GATEWAY_MAC_BYTES).during("set the tap's hardware address")?;
         link::add_address(&mut socket, tap, GATEWAY_IP, LINK_PREFIX).during("set the tap's address")?;
         link::set_up(&mut socket, tap).during("bring the tap up")?;
         link::pin_neighbour(&mut socket, tap, GUEST_IP, GUEST_MAC_BYTES).during("pin the guest's address")?;
