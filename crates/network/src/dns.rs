@@ -125,8 +125,11 @@ async fn serve_udp(socket: Arc<UdpSocket>, resolver: Arc<Resolver>, open: Arc<At
     // The semaphore is never closed, so the loop ends only by abortion, which ends the running queries too.
     while let Ok(permit) = Arc::clone(&permits).acquire_owned().await {
         while running.try_join_next().is_some() {}
-        // An ICMP error for an earlier answer shows up here; it concerns nobody.
-        let Ok((len, from)) = socket.recv_from(&mut buffer).await else { continue };
+        let Ok((len, from)) = socket.recv_from(&mut buffer).await else {
+            // An ICMP error for an earlier answer concerns nobody; one that stays must not make a busy loop.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            continue;
+        };
         let query = buffer[..len].to_vec();
         if from.ip() != GUEST_IP || !is_query(&query) {
             continue;

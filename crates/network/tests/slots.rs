@@ -374,7 +374,8 @@ fn footprint(dir: &Path) -> Footprint {
     Footprint {
         names: list(&dir.join("netns")),
         links: links.lines().filter_map(|line| Some(line.split(' ').nth(1)?.to_owned())).collect(),
-        mounts: mounts.lines().count(),
+        // Others' mounts, copied at the start, vanish when their mount points are deleted.
+        mounts: mounts.lines().filter(|line| line.contains(&*dir.to_string_lossy())).count(),
         threads: list(Path::new("/proc/self/task")).len(),
         descriptors: list(Path::new("/proc/self/fd")).len(),
     }
@@ -532,6 +533,73 @@ fn hold_slots_until_killed() {
         assert!(network.filled(Duration::from_secs(30)).await);
         println!("slots {}", serde_json::to_string(&slots).unwrap());
         std::future::pending::<()>().await;
+    });
+}
+
+#[test]
+fn half_made_slots_of_a_killed_process_are_reaped_and_never_adopted() {
+    let Some(_internet) = world() else { return };
+    let dir = RunDir::new();
+    // Killed before the namespace was mounted on its name; and a veth whose namespace has no name.
+    fs::create_dir(dir.path().join("netns")).unwrap();
+    fs::write(dir.path().join("netns/a-3-1"), "").unwrap();
+    fs::write(dir.path().join("netns/other-3-1"), "").unwrap();
+    ip("link add a-4-2 type veth peer name junk");
+    runtime().block_on(async {
+        let network = start(Options { slots: 5, prepared: 1, ..options(dir.path(), "a") }).await;
+        for (index, generation, name) in [(3, 1, "a-3-1"), (4, 2, "a-4-2")] {
+            let slot = Slot { index, generation, netns: dir.path().join("netns").join(name) };
+            assert!(!network.adopt(&slot).await.unwrap());
+        }
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            held.push(network.acquire(Egress::Nothing).await.unwrap());
+        }
+        assert!(
+            held.iter().all(|slot| slot.index < 3),
+            "an index was used while its leftovers were there: {held:?}"
+        );
+        assert_eq!(network.reap().await.unwrap(), 2);
+        let links =
+            String::from_utf8(Command::new("ip").args(["-o", "link"]).output().unwrap().stdout).unwrap();
+        assert!(!links.contains("a-4-2") && !links.contains("junk"), "{links}");
+        assert!(!dir.path().join("netns/a-3-1").exists());
+        assert!(dir.path().join("netns/other-3-1").exists(), "another node's names are left alone");
+        for _ in 0..2 {
+            held.push(network.acquire(Egress::Nothing).await.unwrap());
+        }
+        assert!(matches!(network.acquire(Egress::Nothing).await, Err(Error::Exhausted(5))));
+        for slot in &held {
+            network.release(slot).await;
+        }
+        network.shutdown().await.unwrap();
+    });
+}
+
+#[test]
+fn forty_acquires_at_once_get_forty_working_slots() {
+    let Some(_internet) = world() else { return };
+    let dir = RunDir::new();
+    runtime().block_on(async {
+        let network = start(Options { prepared: 8, ..options(dir.path(), "a") }).await;
+        assert!(network.filled(Duration::from_secs(30)).await);
+        let began = Instant::now();
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..40 {
+            let network = Arc::clone(&network);
+            tasks.spawn(async move { network.acquire(Egress::Internet).await.unwrap() });
+        }
+        let slots = tasks.join_all().await;
+        report(&[format!("40 acquires at once from a pool of 8: {:?}", began.elapsed())]);
+        let indices: BTreeSet<u32> = slots.iter().map(|slot| slot.index).collect();
+        assert_eq!(indices.len(), 40);
+        for slot in [&slots[0], &slots[39]] {
+            assert!(Guest::attach(slot).greet(PUBLIC, 80).is_ok());
+        }
+        for slot in &slots {
+            network.release(slot).await;
+        }
+        network.shutdown().await.unwrap();
     });
 }
 
