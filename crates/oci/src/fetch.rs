@@ -217,7 +217,10 @@ mod tests {
         let kind =
             |message: &str| explain(&reference, &line(message)).map(|e| e.to_string()).unwrap_or_default();
         let table = [
-            ("initializing source: reading manifest 1 in registry.example/a/b: manifest unknown", "was not found"),
+            (
+                "initializing source: reading manifest 1 in registry.example/a/b: manifest unknown",
+                "was not found",
+            ),
             ("reading manifest latest: StatusCode: 404, not found", "was not found"),
             ("requested access to the resource is denied", "refused"),
             ("unable to retrieve auth token: invalid username/password: unauthorized: x", "refused"),

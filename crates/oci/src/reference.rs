@@ -378,7 +378,9 @@ mod tests {
         for name in ["localhost/x", "localhost:5000/x", "127.0.0.1:5000/x", "127.9.9.9/x", "[::1]:1/x"] {
             assert!(remote(name).is_loopback(), "{name}");
         }
-        for name in ["x", "registry.example/x", "10.0.0.1:5000/x", "localhost.example/x", "127.0.0.1.example:80/x"] {
+        for name in
+            ["x", "registry.example/x", "10.0.0.1:5000/x", "localhost.example/x", "127.0.0.1.example:80/x"]
+        {
             assert!(!remote(name).is_loopback(), "{name}");
         }
     }
