@@ -39,13 +39,13 @@ step "starting the server on $listen"
 . "${XDG_CONFIG_HOME:-$HOME/.config}/aenv/env"
 export E2B_API_URL E2B_SANDBOX_URL E2B_API_KEY
 
-if [ ! -f "$data/images/base/index.json" ]; then
+if [ ! -f "$data/base-image/index.json" ]; then
     step "making the base image from Debian packages"
-    quietly "$aenv_logs/base-image.log" "check the network and 'apt-get update'" "$aenv" base-image --out "$data/images/base"
+    quietly "$aenv_logs/base-image.log" "check the network and 'apt-get update'" "$aenv" base-image --out "$data/base-image"
 fi
 if ! "$aenv" template info base >/dev/null 2>&1; then
     step "making the template 'base': boot it once, snapshot it"
-    "$aenv" pull "oci:$data/images/base:base" --name base || fail "the template could not be made" "see $aenv_logs/server.log"
+    "$aenv" pull "oci:$data/base-image:base" --name base || fail "the template could not be made" "see $aenv_logs/server.log"
 fi
 
 step "the official Python SDK"
