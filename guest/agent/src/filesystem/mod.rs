@@ -4,7 +4,9 @@
 //! not. This is no boundary: whoever may call the agent may also start processes as root.
 
 pub(crate) mod entry;
+mod listing;
 pub(crate) mod metadata;
+mod polled;
 mod remove;
 mod service;
 mod watch;

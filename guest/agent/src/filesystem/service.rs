@@ -8,10 +8,10 @@ use std::{
 };
 
 use aenv_envd_proto::filesystem::{
-    CreateWatcherRequest, CreateWatcherResponse, EntryInfo, EventType, Filesystem, FilesystemEvent,
-    GetWatcherEventsRequest, GetWatcherEventsResponse, ListDirRequest, ListDirResponse, MakeDirRequest,
-    MakeDirResponse, MoveRequest, MoveResponse, RemoveRequest, RemoveResponse, RemoveWatcherRequest,
-    RemoveWatcherResponse, StatRequest, StatResponse, WatchDirRequest, WatchDirResponse,
+    CreateWatcherRequest, CreateWatcherResponse, EntryInfo, Filesystem, GetWatcherEventsRequest,
+    GetWatcherEventsResponse, ListDirRequest, ListDirResponse, MakeDirRequest, MakeDirResponse, MoveRequest,
+    MoveResponse, RemoveRequest, RemoveResponse, RemoveWatcherRequest, RemoveWatcherResponse, StatRequest,
+    StatResponse, WatchDirRequest, WatchDirResponse,
     watch_dir_response::{KeepAlive, StartEvent},
 };
 use aenv_envd_proto::oneof::WatchEvent;
@@ -20,12 +20,13 @@ use connectrpc::{
 };
 use futures_util::stream;
 use http::HeaderMap;
-use tokio::task::JoinHandle;
 
 use super::{
     ensure_dirs, entry, failed,
+    listing::list,
+    polled::Polled,
     remove::remove_tree,
-    watch::{Watch, WatchError, is_remote},
+    watch::{Watch, is_remote},
 };
 use crate::{
     credentials,
@@ -34,63 +35,13 @@ use crate::{
     users::{Names, User},
 };
 
-/// Entries one listing may hold.
-const MAX_LISTED: usize = 100_000;
-/// Polled watchers that may exist at once, and events one may hold before somebody must have asked for them.
+/// Polled watchers that may exist at once.
 const MAX_WATCHERS: usize = 64;
-const MAX_EVENTS: usize = 65_536;
 
 pub(crate) struct Service {
     guest: Arc<Guest>,
     watchers: Mutex<HashMap<String, Polled>>,
     next_watcher: std::sync::atomic::AtomicU64,
-}
-
-/// A watcher that is polled. A task empties the kernel's queue so that it can't overflow while nobody asks.
-struct Polled {
-    state: Arc<Mutex<PolledState>>,
-    task: JoinHandle<()>,
-}
-
-struct PolledState {
-    watch: Watch,
-    events: Vec<FilesystemEvent>,
-    failed: Option<WatchError>,
-}
-
-impl Drop for Polled {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-impl PolledState {
-    fn collect(&mut self) {
-        if self.failed.is_some() {
-            return;
-        }
-        match self.watch.take() {
-            Ok(events) => {
-                for event in events {
-                    // A file that is written piece by piece is one change to who looks now and then.
-                    let repeated = self.events.last().is_some_and(|last| {
-                        last.r#type == EventType::Write
-                            && last.r#type == event.r#type
-                            && last.name == event.name
-                    });
-                    if repeated {
-                        self.events.pop();
-                    }
-                    self.events.push(event);
-                }
-                if self.events.len() > MAX_EVENTS {
-                    self.events.clear();
-                    self.failed = Some(WatchError::Overflow);
-                }
-            }
-            Err(err) => self.failed = Some(err),
-        }
-    }
 }
 
 /// Runs `work` where it may block.
@@ -323,11 +274,9 @@ impl Filesystem for Service {
                 request.allow_network_mounts,
             )
             .await?;
-        let state = Arc::new(Mutex::new(PolledState { watch, events: Vec::new(), failed: None }));
-        let task = tokio::spawn(empty_when_ready(Arc::clone(&state)));
         let number = self.next_watcher.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let watcher_id = format!("w{number:08x}");
-        self.watchers().insert(watcher_id.clone(), Polled { state, task });
+        self.watchers().insert(watcher_id.clone(), Polled::start(watch));
         Response::ok(CreateWatcherResponse { watcher_id, ..Default::default() })
     }
 
@@ -336,18 +285,10 @@ impl Filesystem for Service {
         _: RequestContext,
         request: ServiceRequest<'_, GetWatcherEventsRequest>,
     ) -> ServiceResult<impl Encodable<GetWatcherEventsResponse> + Send + use<'a>> {
-        let state = self
-            .watchers()
-            .get(request.watcher_id)
-            .map(|polled| Arc::clone(&polled.state))
-            .ok_or_else(|| no_watcher(request.watcher_id))?;
-        let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-        // What happened before this call must be in its answer.
-        state.collect();
-        if let Some(err) = &state.failed {
-            return Err(err.clone().into());
-        }
-        let events = std::mem::take(&mut state.events);
+        let events = match self.watchers().get(request.watcher_id) {
+            Some(polled) => polled.take()?,
+            None => return Err(no_watcher(request.watcher_id)),
+        };
         Response::ok(GetWatcherEventsResponse { events, ..Default::default() })
     }
 
@@ -366,58 +307,6 @@ fn no_watcher(id: &str) -> ConnectError {
     ConnectError::not_found(format!("watcher with id {id} not found"))
 }
 
-async fn empty_when_ready(state: Arc<Mutex<PolledState>>) {
-    loop {
-        let ready = std::future::poll_fn(|cx| {
-            let state = state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.watch.poll_ready(cx)
-        });
-        if ready.await.is_err() {
-            return;
-        }
-        state.lock().unwrap_or_else(PoisonError::into_inner).collect();
-    }
-}
-
 fn describe(path: &Path) -> Result<EntryInfo, ConnectError> {
     entry::describe(path, &Names::read()).map_err(|err| failed("cannot look at", path, &err))
-}
-
-/// Everything below `path`, `depth` levels deep, parents before their children, in the order of names. Links are
-/// listed, not followed, except `path` itself.
-fn list(path: &Path, depth: u32) -> Result<Vec<EntryInfo>, ConnectError> {
-    let real = fs::canonicalize(path).map_err(|err| failed("cannot list", path, &err))?;
-    if !real.is_dir() {
-        return Err(ConnectError::invalid_argument(format!("path is not a directory: {}", path.display())));
-    }
-    let names = Names::read();
-    let mut entries = Vec::new();
-    // Paths still to be described, last one first.
-    let mut left = children(&real, 1).map_err(|err| failed("cannot list", path, &err))?;
-    while let Some((child, level)) = left.pop() {
-        // What vanished meanwhile was not there.
-        let Ok(mut entry) = entry::describe(&child, &names) else { continue };
-        if entries.len() == MAX_LISTED {
-            return Err(ConnectError::resource_exhausted(format!(
-                "{} holds more than {MAX_LISTED} entries: list a smaller tree or with less depth",
-                path.display()
-            )));
-        }
-        let is_dir = entry.symlink_target.is_none() && entry.permissions.starts_with('d');
-        if is_dir && level < depth {
-            left.extend(children(&child, level + 1).unwrap_or_default());
-        }
-        if let Ok(relative) = child.strip_prefix(&real) {
-            entry.path = path.join(relative).to_string_lossy().into_owned();
-        }
-        entries.push(entry);
-    }
-    Ok(entries)
-}
-
-fn children(dir: &Path, level: u32) -> io::Result<Vec<(PathBuf, u32)>> {
-    let mut found: Vec<_> =
-        fs::read_dir(dir)?.map(|entry| entry.map(|entry| (entry.path(), level))).collect::<Result<_, _>>()?;
-    found.sort_by(|a, b| b.cmp(a));
-    Ok(found)
 }

@@ -3,8 +3,9 @@
 //! One thread serves everything; what may block (files, starting programs) goes to a bounded pool. A guest has one or
 //! two processors, and under emulation a thread that is woken costs more than the work it does.
 //!
-//! A connection ends when its peer closes it, when it says nothing for [`FIRST_BYTE`], or, within [`LINGER`], when the
-//! guest's generation changes: the peers from before a snapshot are gone, or are somebody else's.
+//! A connection ends when its peer closes it, when it says nothing for [`FIRST_BYTE`] at its start or [`IDLE`] later,
+//! or, within [`LINGER`], when the guest's generation changes: the peers from before a snapshot are gone, or are
+//! somebody else's.
 
 pub(crate) mod answer;
 mod body;
@@ -40,6 +41,9 @@ use route::App;
 const MAX_CONNECTIONS: usize = 1024;
 /// How long a new connection may stay silent.
 const FIRST_BYTE: Duration = Duration::from_secs(30);
+/// How long a connection may wait for its next request: longer than any proxy's pool keeps one, so that it is the proxy
+/// that closes it and no request meets a closing connection. E2B's agent has the same figure.
+const IDLE: Duration = Duration::from_secs(640);
 /// How long answers under way may take to leave once the generation has changed.
 const LINGER: Duration = Duration::from_secs(2);
 /// Threads for work that blocks.
@@ -171,7 +175,7 @@ async fn serve(stream: TcpStream, app: Arc<App>) {
         return;
     }
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(FIRST_BYTE).max_buf_size(256 << 10);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE).max_buf_size(256 << 10);
     builder.http2().timer(TokioTimer::new()).max_concurrent_streams(256).adaptive_window(true);
     let service = hyper::service::service_fn(move |request| {
         let app = Arc::clone(&app);
