@@ -47,7 +47,7 @@ check('code runs in python', async () => {
 check('users, directory and environment', async () => {
   const box = await sandbox()
   assert.equal((await box.commands.run('id -un; pwd')).stdout, 'user\n/home/user\n')
-  assert.equal((await box.commands.run('id -un; pwd', { user: 'root' })).stdout, 'root\n/root\n')
+  assert.equal((await box.commands.run('id -un; echo $HOME', { user: 'root' })).stdout, 'root\n/root\n')
   assert.equal((await box.commands.run('pwd; printf %s "$A"', { cwd: '/tmp', envs: { A: 'x "y" $z' } })).stdout, '/tmp\nx "y" $z')
   await assert.rejects(box.commands.run('true', { user: 'ghost' }), (error) => {
     assert.ok(error instanceof AuthenticationError, error)

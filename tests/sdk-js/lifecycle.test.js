@@ -99,7 +99,9 @@ check('kill ends it and says whether there was one', async () => {
   assert.equal(await box.kill(), true)
   assert.equal(await box.kill(), false)
   assert.equal(await gone(box.sandboxId), true)
-  await assert.rejects(box.commands.run('true'), TimeoutError)
+  await assert.rejects(box.commands.run('true'), NotFoundError)
+  await assert.rejects(box.commands.list(), TimeoutError)
+  await assert.rejects(box.files.read('/etc/hostname'), TimeoutError)
   await assert.rejects(Sandbox.connect(box.sandboxId), NotFoundError)
 })
 
