@@ -40,7 +40,7 @@ use std::{
 
 /// What becomes of one record.
 enum Fate {
-    Lives(Begin),
+    Lives(Box<Begin>),
     Ends(EndCause, String),
     /// It is dead already.
     Dead,
@@ -50,7 +50,8 @@ enum Fate {
 pub(crate) async fn reconcile(inner: &Arc<Inner>) -> Result<Vec<(Record, Begin)>, StartError> {
     let records_error = |error: crate::records::DbError| StartError::Records(error.to_string());
     let adoption_error = |error: StepError| StartError::Adoption(error.to_string());
-    inner.keys.write().extend(inner.db.keys().await.map_err(records_error)?);
+    let keys = inner.db.keys().await.map_err(records_error)?;
+    inner.keys.write().extend(keys);
     load_catalog(inner).await.map_err(records_error)?;
     let records = inner.db.sandboxes().await.map_err(records_error)?;
     let storage = Arc::clone(&inner.parts.storage);
@@ -81,14 +82,14 @@ pub(crate) async fn reconcile(inner: &Arc<Inner>) -> Result<Vec<(Record, Begin)>
             }
             Fate::Lives(begin) => {
                 tracing::info!(sandbox = %record.sandbox.id, before = ?state, now = ?record.sandbox.state, "adopted");
-                if let Begin::Running(machine) = &begin {
+                if let Begin::Running(machine) = &*begin {
                     kept.add(&machine.record);
                 }
                 kept.homes.insert(record.sandbox.id.to_string());
                 if record.sandbox.state != state {
                     inner.db.save_durably(&record).await.map_err(records_error)?;
                 }
-                living.push((record, begin));
+                living.push((record, *begin));
             }
         }
     }
@@ -132,7 +133,7 @@ async fn fate(inner: &Arc<Inner>, record: &mut Record, exports: &HashSet<String>
         State::Running | State::Snapshotting | State::Forking => match adopt(inner, record, exports).await {
             Ok(machine) => {
                 record.sandbox.state = State::Running;
-                Fate::Lives(Begin::Running(machine))
+                Fate::Lives(Box::new(Begin::Running(machine)))
             }
             Err(why) => Fate::Ends(EndCause::VmmCrash, why),
         },
@@ -151,7 +152,7 @@ fn paused(inner: &Arc<Inner>, record: &mut Record) -> Fate {
     let path = inner.at(&home(&record.sandbox.id)).join("snapshot.json");
     let checked = Manifest::read(&path).and_then(|manifest| manifest.check_files(inner.data_dir()));
     match (checked, &record.saved) {
-        (Ok(()), Some(_)) => Fate::Lives(Begin::Paused),
+        (Ok(()), Some(_)) => Fate::Lives(Box::new(Begin::Paused)),
         (Ok(()), None) => Fate::Ends(EndCause::NodeLost, "its record doesn't know what was saved".to_owned()),
         (Err(error), _) => Fate::Ends(EndCause::NodeLost, error.to_string()),
     }
@@ -172,7 +173,7 @@ async fn interrupted_pause(inner: &Arc<Inner>, record: &mut Record, exports: &Ha
         record.sandbox.end_at = manifest.taken_at;
         // Not kept, so it is reaped with what it holds.
         record.machine = None;
-        return Fate::Lives(Begin::Paused);
+        return Fate::Lives(Box::new(Begin::Paused));
     }
     match adopt(inner, record, exports).await {
         Ok(machine) => {
@@ -191,7 +192,7 @@ async fn interrupted_pause(inner: &Arc<Inner>, record: &mut Record, exports: &Ha
                 record.disk.push(Layer::lsmt(sealed));
             }
             record.sandbox.state = State::Running;
-            Fate::Lives(Begin::Running(machine))
+            Fate::Lives(Box::new(Begin::Running(machine)))
         }
         Err(why) => Fate::Ends(EndCause::VmmCrash, format!("during a pause: {why}")),
     }

@@ -114,7 +114,7 @@ fn check(request: &PullTemplate) -> control::Result<()> {
     if !(1..=64).contains(&request.vcpus) {
         return invalid(format!("{} virtual CPUs: 1 to 64 are possible", request.vcpus));
     }
-    if !(128..=1 << 20).contains(&request.memory_mib) || request.memory_mib % 2 != 0 {
+    if !(128..=1 << 20).contains(&request.memory_mib) || !request.memory_mib.is_multiple_of(2) {
         return invalid(format!(
             "{} MiB of memory: an even number from 128 on is possible",
             request.memory_mib
@@ -310,16 +310,7 @@ impl Work {
     ) -> Result<SavedMemory, StepError> {
         let inner = Arc::clone(&self.inner);
         let deadlines = &inner.deadlines;
-        let init = Init {
-            secret: told.init_secret.clone(),
-            sandbox: "template".to_owned(),
-            template: self.build.template.to_string(),
-            env: told.env.clone(),
-            access_token: None,
-            default_user: told.user.clone(),
-            default_workdir: told.workdir.clone(),
-            generation: 0,
-        };
+        let init = nobody(told, &self.build.template);
         let slot = &machine.record.slot;
         let mut exit = machine.vm.exit();
         let cancel = self.cancel.clone();
@@ -388,6 +379,20 @@ impl Work {
             }),
             guest: guest.clone(),
         })
+    }
+}
+
+/// The identity of a guest that is no sandbox yet.
+pub(crate) fn nobody(told: &Guest, template: &TemplateId) -> Init {
+    Init {
+        secret: told.init_secret.clone(),
+        sandbox: "template".to_owned(),
+        template: template.to_string(),
+        env: told.env.clone(),
+        access_token: None,
+        default_user: told.user.clone(),
+        default_workdir: told.workdir.clone(),
+        generation: 0,
     }
 }
 

@@ -11,12 +11,14 @@
 //! Machines are made one at a time and only while nothing else starts.
 
 use crate::{
+    builds,
     catalog::Ready,
     machine::{Machine, Plan, Start, remove_dirs},
     model::{BuildId, SandboxId},
     node::Inner,
     options,
     sandbox::{home, machine_id},
+    seams::Init,
     steps::{Clock, Named, StepError, guest, within},
 };
 use aenv_network::Egress;
@@ -31,6 +33,8 @@ use tokio_util::sync::CancellationToken;
 
 /// No start for this long before a machine is made: whoever just got a sandbox runs its first command first.
 const QUIET: Duration = Duration::from_millis(150);
+/// Commands run in a machine before it waits: the second one takes the paths that are only taken when the first is known.
+const EXERCISES: usize = 2;
 /// A template whose machine could not be made is left alone for this long.
 const AFTER_FAILURE: Duration = Duration::from_secs(30);
 
@@ -241,7 +245,7 @@ async fn make(inner: &Arc<Inner>, ready: &Arc<Ready>) -> Result<Warm, StepError>
     };
     let mut clock = Clock::start();
     let made = match inner.launch(plan, Some(room), &mut clock).await {
-        Ok(machine) => match ready_to_wait(inner, ready, &machine).await {
+        Ok(machine) => match ready_to_wait(inner, ready, &machine, &id).await {
             Ok(()) => Ok(Warm { id: id.clone(), machine }),
             Err(error) => {
                 inner.end_machine(machine).await;
@@ -257,8 +261,24 @@ async fn make(inner: &Arc<Inner>, ready: &Arc<Ready>) -> Result<Warm, StepError>
     made
 }
 
-async fn ready_to_wait(inner: &Arc<Inner>, ready: &Ready, machine: &Machine) -> Result<(), StepError> {
-    exercise(inner, machine, &ready.guest.user, &CancellationToken::new()).await?;
+async fn ready_to_wait(
+    inner: &Arc<Inner>,
+    ready: &Ready,
+    machine: &Machine,
+    id: &SandboxId,
+) -> Result<(), StepError> {
+    // All that happens between being handed out and the first command's end happens here once.
+    let cancel = CancellationToken::new();
+    let mut exit = machine.vm.exit();
+    // Its name is known already: being named again then costs the guest no write.
+    let identity = Init { sandbox: id.to_string(), ..builds::nobody(&ready.guest, &ready.template) };
+    let init = inner.parts.guests.init(&machine.record.slot, &identity);
+    guest("waiting for the guest agent", inner.deadlines.agent, &mut exit, &cancel, init).await?;
+    for _ in 0..EXERCISES {
+        exercise(inner, machine, &ready.guest.user, &cancel).await?;
+    }
+    let again = inner.parts.guests.init(&machine.record.slot, &identity);
+    guest("waiting for the guest agent", inner.deadlines.agent, &mut exit, &cancel, again).await?;
     let vm = Arc::clone(&machine.vm);
     let work = async move { vm.pause().await.step("stopping the machine") };
     within("stopping the machine", inner.deadlines.machine, work).await

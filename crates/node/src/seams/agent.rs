@@ -59,20 +59,13 @@ impl HttpGuests {
 
     async fn send(&self, slot: &Slot, request: Request<Full<Bytes>>) -> Result<Response<Incoming>> {
         let what = request.uri().path().to_owned();
-        let t0 = std::time::Instant::now();
         let stream = self.connect(slot).await?;
-        let t1 = t0.elapsed();
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|e| fault(&what, &e))?;
         // Ends with the exchange: when the response body is read or dropped.
         tokio::spawn(connection);
-        let r = sender.send_request(request).await.map_err(|error| fault(&what, &error));
-        #[allow(clippy::print_stderr)]
-        {
-            eprintln!("      {what}: connect {t1:?}, answer after {:?}", t0.elapsed() - t1);
-        }
-        r
+        sender.send_request(request).await.map_err(|error| fault(&what, &error))
     }
 
     async fn call(&self, slot: &Slot, request: Request<Full<Bytes>>) -> Result<Bytes> {

@@ -78,6 +78,9 @@ impl Stage {
 
     /// One test. A node is started for it and stopped after it.
     pub(crate) fn act(&self, name: &str, play: for<'a> fn(&'a Cast) -> Act<'a>) {
+        if skipped(name) {
+            return;
+        }
         let began = Instant::now();
         self.runtime.block_on(async {
             let cast = cast(self.dir.path(), 0).await;
@@ -93,6 +96,9 @@ impl Stage {
 
     /// One test that starts its nodes itself.
     pub(crate) fn alone(&self, name: &str, play: for<'a> fn(&'a Path) -> Act<'a>) {
+        if skipped(name) {
+            return;
+        }
         let began = Instant::now();
         self.runtime.block_on(play(self.dir.path()));
         self.nothing_left();
@@ -175,6 +181,12 @@ pub(crate) async fn cast(dir: &Path, warm: usize) -> Cast {
     options.pool.size = warm;
     let node = Node::start(options).await.expect("a node");
     Cast { node, network, guests: HttpGuests::new(shared) }
+}
+
+/// `AENV_NODE_ONLY` chooses tests by a part of their name; the template is made in any case.
+fn skipped(name: &str) -> bool {
+    let only = std::env::var("AENV_NODE_ONLY").unwrap_or_default();
+    !name.contains(&only) && !name.contains("template is made")
 }
 
 pub(crate) fn team() -> Principal {
