@@ -80,7 +80,8 @@ def creates():
     }
     for version in ("/sandboxes", "/v2/sandboxes"):
         for name, body in bad.items():
-            yield f"create {version}: {name}", posted(version, body)
+            # 501: a rule that is well-formed for some later version. It creates nothing.
+            yield f"create {version}: {name}", posted(version, body, may=(501,) if "CIDR" in name else ())
     good = json.dumps({"templateID": "base"}).encode()
     yield "create: as a form", Request("control", "POST", "/sandboxes", b"templateID=base", {"Content-Type": "application/x-www-form-urlencoded"})
     yield "create: idempotency key with spaces", posted("/sandboxes", {"templateID": "no-such"}, headers={"Idempotency-Key": "a b"})
@@ -126,10 +127,10 @@ def ids():
 def lists():
     """Queries."""
     for query in (
-        "limit=0", "limit=-1", "limit=101", "limit=abc", "limit=1e3", "limit=99999999999999999999", "limit=",
+        "limit=0", "limit=-1", "limit=101", "limit=abc", "limit=1e3", "limit=99999999999999999999",
         "state=flying", "state=running,flying", "state=%00", "order=sideways", "startedAfter=yesterday",
         "startedAfter=9999999999999", "nextToken=garbage", "nextToken=%ff", "nextToken=" + "A" * 3000,
-        "metadata=%ff", "metadata=novalue", "limit=1&limit=2",
+        "metadata=%ff", "limit=1&limit=2",
     ):
         yield f"list ?{query[:40]}", Request("control", "GET", f"/v2/sandboxes?{query}")
     for query in ("limit=0", "limit=abc", "nextToken=garbage"):
@@ -206,7 +207,7 @@ def agent():
         ("stat number", "/filesystem.Filesystem/Stat", {"path": 5}),
         ("stat NUL", "/filesystem.Filesystem/Stat", {"path": "/tmp/\0x"}),
         ("stat long", "/filesystem.Filesystem/Stat", {"path": "/" + "a" * 5000}),
-        ("make a file's place", "/filesystem.Filesystem/MakeDir", {"path": "/etc/hostname"}),
+        ("make a file's place", "/filesystem.Filesystem/MakeDir", {"path": "/etc/passwd"}),
         ("make in proc", "/filesystem.Filesystem/MakeDir", {"path": "/proc/x"}),
         ("make NUL", "/filesystem.Filesystem/MakeDir", {"path": "a\0b"}),
         ("list nothing", "/filesystem.Filesystem/ListDir", {"path": "/no/such"}),
@@ -241,7 +242,7 @@ def agent():
     yield "files: octets without path", Request("guest", "POST", "/files", b"x", {"Content-Type": "application/octet-stream"})
     yield "files: gzip that is none", Request("guest", "POST", "/files?path=/tmp/x", b"no gzip", {"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"})
     yield "files: over a directory", Request("guest", "POST", "/files?path=/etc", b"x", {"Content-Type": "application/octet-stream"})
-    yield "files: below a file", Request("guest", "POST", "/files?path=/etc/hostname/x", b"x", {"Content-Type": "application/octet-stream"})
+    yield "files: below a file", Request("guest", "POST", "/files?path=/etc/passwd/x", b"x", {"Content-Type": "application/octet-stream"})
     yield "files: into proc", Request("guest", "POST", "/files?path=/proc/nothing/x", b"x", {"Content-Type": "application/octet-stream"})
     yield "internal init", posted("/init", {}, plane="guest")
     yield "internal freeze", posted("/freeze", {}, plane="guest")

@@ -90,6 +90,8 @@ def test_a_request_nobody_should_send_is_refused_clearly(box, request_):
         extra = {"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "49983", "X-Access-Token": box._envd_access_token}
         url = GUESTS
     status, _head, body = raw(url, request_, extra)
+    if status == 201 and "sandboxID" in message_fields(body):
+        Sandbox.kill(message_fields(body)["sandboxID"])  # one defect must not look like a second one
     assert 400 <= status < 500 or status in request_.may, (status, body[:300])
     if status in (414, 431) or (request_.plane == "guest" and status in (405, 415)):
         return  # refused by the protocol before the application saw it: the status says it all
@@ -99,6 +101,14 @@ def test_a_request_nobody_should_send_is_refused_clearly(box, request_):
         assert secret not in words, f"the message tells too much: {words}"
     if request_.plane == "control":
         assert json.loads(body)["code"] == status
+
+
+def message_fields(body):
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def message(body):

@@ -42,7 +42,10 @@ pub(super) async fn logs(context: &Context, args: LogArgs) -> Result<u8> {
     let mut told: HashSet<(jiff::Timestamp, String)> = HashSet::new();
     let mut newest = None;
     let mut all = Vec::new();
+    let mut idle = false;
     loop {
+        // Asked before the page is read: what was written until the end is in that page.
+        let over = args.follow && idle && has_ended(context, &args.id).await?;
         let page = match context.control.logs(&args.id, cursor.as_deref(), PAGE).await {
             Err(Error::NotFound(_)) if args.follow && newest.is_some() => return Ok(0),
             other => other?,
@@ -69,6 +72,10 @@ pub(super) async fn logs(context: &Context, args: LogArgs) -> Result<u8> {
         cursor = page.next_cursor.or_else(|| newest.map(|t| t.as_millisecond().to_string()));
         if !args.follow && (!full || fresh == 0) {
             break;
+        }
+        idle = fresh == 0;
+        if over && idle {
+            return Ok(0);
         }
         if !full {
             tokio::time::sleep(LOG_POLL).await;
@@ -100,24 +107,40 @@ pub(super) async fn metrics(context: &Context, args: MetricArgs) -> Result<u8> {
         return Ok(0);
     }
     let mut from = None;
+    let mut idle = false;
     loop {
+        let over = idle && has_ended(context, &args.id).await?;
         let found = match context.control.metrics(&args.id, from).await {
             Err(Error::NotFound(_)) if from.is_some() => return Ok(0),
             other => other?,
         };
+        idle = true;
         for value in &found {
             let sample: SandboxMetric = known(value)?;
             if from.is_some_and(|from| sample.timestamp_unix < from) {
                 continue;
             }
             from = Some(sample.timestamp_unix + 1);
+            idle = false;
             if context.json() {
                 output::json_line(value)?;
             } else {
                 output::line(&cells(&sample).join("  "))?;
             }
         }
+        if over && idle {
+            return Ok(0);
+        }
         tokio::time::sleep(METRIC_POLL).await;
+    }
+}
+
+/// Logs and metrics of a sandbox stay readable for a day after its end; following them must still end.
+async fn has_ended(context: &Context, id: &str) -> Result<bool> {
+    match context.control.sandbox_in_full(id).await {
+        Ok(value) => Ok(value.get("lifecycleState").and_then(serde_json::Value::as_str) == Some("dead")),
+        Err(Error::NotFound(_)) => Ok(true),
+        Err(other) => Err(other),
     }
 }
 
