@@ -105,6 +105,8 @@ pub(crate) async fn reconcile(inner: &Arc<Inner>) -> Result<Vec<(Record, Begin)>
         let used: HashSet<_> = living.iter().map(|(record, _)| record.sandbox.build).collect();
         crate::builds::collect_unless(inner, &id, |build| used.contains(build)).await;
     }
+    // Disks of builds that failed, and half-written ones.
+    crate::builds::remove_images(inner).await;
     Ok(living)
 }
 

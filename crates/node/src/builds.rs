@@ -466,7 +466,7 @@ pub(crate) async fn collect_unless(
 }
 
 /// Removes the disks of images that no build is made of.
-async fn remove_images(inner: &Arc<Inner>) {
+pub(crate) async fn remove_images(inner: &Arc<Inner>) {
     let used = inner.catalog.layers_in_use();
     let images = PathBuf::from("images");
     let Ok(mut entries) = tokio::fs::read_dir(inner.at(&images)).await else { return };

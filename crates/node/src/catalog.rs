@@ -182,6 +182,16 @@ impl Catalog {
         Ok(claim(ready, name))
     }
 
+    /// Current builds of templates that a sandbox was started from not longer ago than this.
+    pub(crate) fn used_within(&self, recent: std::time::Duration) -> Vec<Arc<Ready>> {
+        let held = self.state.read();
+        let since = Timestamp::now().checked_sub(recent).unwrap_or(Timestamp::MIN);
+        let used = held.templates.values().filter(|template| {
+            !template.deleted && template.last_spawned_at.is_some_and(|spawned| spawned >= since)
+        });
+        used.filter_map(|template| held.ready.get(&template.current?).cloned()).collect()
+    }
+
     /// The build that new sandboxes of a template are made from.
     pub(crate) fn current(&self, id: &TemplateId) -> Option<BuildId> {
         self.state.read().templates.get(id).and_then(|template| template.current)

@@ -141,6 +141,7 @@ impl Node {
         for (record, begin) in adopted {
             inner.drive(record, begin);
         }
+        inner.expect_use();
         inner.tasks.spawn(pool::keep(Arc::clone(&inner)));
         inner.tasks.spawn(telemetry::sample(Arc::clone(&inner)));
         inner.tasks.spawn(telemetry::purge(Arc::clone(&inner)));
@@ -236,6 +237,13 @@ impl Inner {
                 self.admission.admit(mib)
             }
             admitted => admitted,
+        }
+    }
+
+    /// Templates that were in use when the former server stopped are expected to be used again.
+    fn expect_use(&self) {
+        for ready in self.catalog.used_within(self.pool.recent()) {
+            self.pool.expect(&ready);
         }
     }
 

@@ -102,6 +102,11 @@ impl Pool {
         self.changed.notify_one();
     }
 
+    /// How long a template counts as in use.
+    pub(crate) fn recent(&self) -> Duration {
+        self.options.recent
+    }
+
     /// Waiting machines by build.
     pub(crate) fn counts(&self) -> Vec<(BuildId, u64)> {
         let held = self.held.lock();

@@ -260,7 +260,8 @@ impl Driver {
                 match &self.then {
                     None => self.then = Some((op, waiter)),
                     // A second delete waits with the first.
-                    Some(_) => self.queued.push_back(waiter),
+                    Some(_) if self.queued.len() < MAX_WAITING => self.queued.push_back(waiter),
+                    Some(_) => Self::overrun(waiter),
                 }
             }
         }

@@ -92,6 +92,22 @@ async fn machines_of_a_deleted_template_are_ended() {
 }
 
 #[tokio::test]
+async fn a_template_in_use_before_a_restart_is_warm_after_it() {
+    let Setup { world, node, dir } = warm_setup().await;
+    let sandbox = node.create(&team(), create_request()).await.unwrap();
+    node.kill(&team(), &sandbox.id).await.unwrap();
+    node.shutdown().await;
+    drop(node);
+    assert!(world.machines().is_empty());
+    world.restart();
+    let mut options = world.options(dir.path());
+    options.pool.size = 1;
+    let node = Node::start(options).await.unwrap();
+    filled(&node).await;
+    node.shutdown().await;
+}
+
+#[tokio::test]
 async fn machines_that_nobody_took_are_reaped_after_a_crash() {
     let Setup { world, node, dir } = warm_setup().await;
     // The process dies: its runtime's tasks never get to end what waits.

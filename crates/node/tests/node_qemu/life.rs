@@ -120,13 +120,12 @@ pub(crate) fn clones<'a>(cast: &'a Cast) -> Act<'a> {
 pub(crate) fn power_off<'a>(cast: &'a Cast) -> Act<'a> {
     Box::pin(async move {
         let id = crate::stage::start(cast).await;
-        let _cut_off = tokio::time::timeout(Duration::from_secs(20), cast.node.get(&team(), &id)).await;
         let route = cast.node.route(&id).expect("a route");
         let slot = route.slot.expect("a slot");
         use aenv_node::seams::Guests;
         // The guest goes down under the command: no answer is expected.
         let args = ["-c", "echo o > /proc/sysrq-trigger; sleep 30"];
-        let _ = cast.guests.run(&slot, "root", "/bin/sh", &args, Duration::from_secs(20)).await;
+        let command = cast.guests.run(&slot, "root", "/bin/sh", &args, Duration::from_secs(20));
         let wait = async {
             loop {
                 let sandbox = cast.node.get(&team(), &id).await.expect("a tombstone");
@@ -136,7 +135,12 @@ pub(crate) fn power_off<'a>(cast: &'a Cast) -> Act<'a> {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let dead = tokio::time::timeout(Duration::from_secs(10), wait).await.expect("its end is noticed");
+        let mut noticed = std::pin::pin!(tokio::time::timeout(Duration::from_secs(10), wait));
+        let dead = tokio::select! {
+            dead = &mut noticed => dead,
+            _no_answer = command => noticed.await,
+        };
+        let dead = dead.expect("its end is noticed");
         let tombstone = dead.tombstone.expect("a tombstone");
         assert_eq!(tombstone.cause, EndCause::GuestShutdown, "{}", tombstone.detail);
     })
