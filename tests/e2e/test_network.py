@@ -202,7 +202,8 @@ def test_one_sandbox_does_not_reach_another(start):
             if network.num_addresses <= 16 and network.version == 4:
                 places |= {str(address) for address in network}
     for namespace in Host.namespaces():
-        for link in json.loads(ip("netns", "exec", namespace, "ip", "-j", "addr", check=False) or "[]"):
+        looked = subprocess.run(["nsenter", f"--net={namespace}", "ip", "-j", "addr"], capture_output=True, text=True, timeout=20)
+        for link in json.loads(looked.stdout or "[]"):
             places |= {info["local"] for info in link["addr_info"] if info["family"] == "inet"}
     wanted = sorted(f"{place}:18081" for place in places - own if not place.startswith("127."))[:60]
     assert reach(one, wanted) == set()
