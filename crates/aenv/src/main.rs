@@ -24,7 +24,7 @@ struct Program {
 enum Command {
     #[cfg(target_os = "linux")]
     #[command(flatten)]
-    Role(roles::Role),
+    Role(Box<roles::Role>),
     #[command(flatten)]
     Client(Box<aenv_cli::Command>),
 }
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     let _ = rustls::crypto::ring::default_provider().install_default();
     match program.command {
         #[cfg(target_os = "linux")]
-        Command::Role(role) => roles::run(role, program.global),
+        Command::Role(role) => roles::run(*role, program.global),
         Command::Client(command) => {
             match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
                 Ok(runtime) => runtime.block_on(aenv_cli::run(*command, program.global, Program::command)),

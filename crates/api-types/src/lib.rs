@@ -10,6 +10,7 @@ mod error;
 mod logs;
 mod metrics;
 mod node;
+mod object;
 mod sandbox;
 mod template;
 

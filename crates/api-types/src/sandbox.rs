@@ -22,7 +22,7 @@ pub struct NewSandbox {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_pause_memory: Option<bool>,
     /// Whether traffic resumes the sandbox.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::object::optional")]
     pub auto_resume: Option<AutoResume>,
     /// Guard the guest agent with a token. Default true; v2 ignores it and always does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -31,7 +31,7 @@ pub struct NewSandbox {
     #[serde(default, rename = "allow_internet_access", skip_serializing_if = "Option::is_none")]
     pub allow_internet_access: Option<bool>,
     /// Network policy.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::object::optional")]
     pub network: Option<NetworkConfig>,
     /// Free-form labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]

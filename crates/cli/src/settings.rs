@@ -171,7 +171,8 @@ pub fn store(changes: &[(&str, &str)]) -> Result<PathBuf> {
     // Renamed into place, so that a crash never leaves half a key behind. `tempfile` makes it mode 0600.
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     for (key, value) in &values {
-        writeln!(file, "{key}={value}")?;
+        // Exported, so that a shell that sources it hands it on to the SDKs.
+        writeln!(file, "export {key}={value}")?;
     }
     file.persist(&path).map_err(|e| Error::Failed(format!("can't write {}: {}", path.display(), e.error)))?;
     Ok(path)

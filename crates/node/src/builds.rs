@@ -33,6 +33,7 @@ pub(crate) async fn pull(
     request: PullTemplate,
 ) -> control::Result<Build> {
     check(&request)?;
+    inner.parts.images.check(&request.image).map_err(|fault| Error::Invalid(format!("image: {fault}")))?;
     let internal = |error: crate::records::DbError| Error::Internal(error.to_string());
     let existing = inner.catalog.named(&who.team, &request.name);
     if let Some(template) = &existing {

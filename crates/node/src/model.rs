@@ -240,6 +240,8 @@ pub struct CreateSandbox {
     pub auto_resume: bool,
     /// Guard envd with a token.
     pub secure: bool,
+    /// Restore a machine for it although one may be waiting warm: what a benchmark of cold starts needs.
+    pub cold: bool,
     /// Whether it may reach the internet.
     pub allow_internet_access: bool,
     /// Whether ports but envd's are open to anyone who knows the id; `false` makes a traffic token.

@@ -351,7 +351,7 @@ async fn create(inner: &Arc<Inner>, who: &Principal, request: CreateSandbox) -> 
     {
         return made;
     }
-    let warm = inner.pool.take(&ready);
+    let warm = if request.cold { None } else { inner.pool.take(&ready) };
     let (id, source) = match warm {
         Some(warm) => (warm.id, Source::Warm(warm.machine)),
         None => {
@@ -512,7 +512,14 @@ fn parse_token(token: &str) -> Result<(i64, String)> {
 
 fn list(inner: &Inner, who: &Principal, query: &SandboxQuery) -> Result<Page<Sandbox>> {
     let template = match &query.template {
-        Some(reference) => Some(inner.catalog.find(&who.team, reference)?.0.id),
+        Some(reference) => match inner.catalog.find(&who.team, reference) {
+            Ok((template, _)) => Some(template.id),
+            // A filter that nothing can match is an empty list, not an error.
+            Err(Error::TemplateNotFound(_) | Error::TemplateForbidden(_)) => {
+                return Ok(Page { items: Vec::new(), next: None });
+            }
+            Err(error) => return Err(error),
+        },
         None => None,
     };
     let after = query.token.as_deref().map(parse_token).transpose()?;

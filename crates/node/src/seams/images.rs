@@ -41,6 +41,9 @@ pub struct Image {
 /// Turns references into disks.
 #[async_trait]
 pub trait Images: Send + Sync + 'static {
+    /// Whether `reference` could be prepared at all: its form, and whether this server allows its kind. No I/O.
+    fn check(&self, reference: &str) -> Result<()>;
+
     /// Fetches and converts an image below `dir`, or finds what an earlier call left there. Safe to run at the same
     /// time for different images; `note` is told each step for the build log.
     async fn prepare(

@@ -75,6 +75,10 @@ struct User {
 
 #[async_trait]
 impl Images for OciImages {
+    fn check(&self, reference: &str) -> Result<()> {
+        self.reference(reference).map(drop)
+    }
+
     async fn prepare(
         &self,
         request: &ImageRequest,

@@ -39,6 +39,7 @@ pub(crate) fn create_request() -> CreateSandbox {
         auto_resume: false,
         secure: true,
         allow_internet_access: true,
+        cold: false,
         allow_public_traffic: true,
         mask_request_host: None,
         metadata: [("run".to_owned(), "1".to_owned())].into(),

@@ -519,6 +519,10 @@ impl Storage for World {
 
 #[async_trait]
 impl Images for World {
+    fn check(&self, _reference: &str) -> Result<(), Fault> {
+        Ok(())
+    }
+
     async fn prepare(
         &self,
         request: &ImageRequest,

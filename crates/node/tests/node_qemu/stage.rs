@@ -206,6 +206,7 @@ pub(crate) fn request() -> CreateSandbox {
         auto_resume: false,
         secure: false,
         allow_internet_access: false,
+        cold: false,
         allow_public_traffic: true,
         mask_request_host: None,
         metadata: Default::default(),

@@ -32,6 +32,8 @@ const WORDS: &[&str] = &[
     "nosoftlockup",
     // With randomised layouts an emulated fork+exec is up to four times slower: translated code isn't reused.
     "norandmaps",
+    // Pages are zeroed when they reach a process; zeroing them for the kernel's own use as well costs every exec.
+    "init_on_alloc=0",
     "nokaslr",
     "cryptomgr.notests",
     // RDRAND is the host's generator here, so /dev/random works from the first read.

@@ -1,6 +1,6 @@
 //! Identity and limits of the guest: host name, `/etc` files, kernel settings.
 
-use std::{fs, io, path::Path};
+use std::{fs, io, io::Write as _, path::Path};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
@@ -78,13 +78,26 @@ fn is_placeholder(resolv_conf: &str) -> bool {
 /// Makes `name` and `localhost` resolvable in `/etc/hosts`; other lines stay.
 pub(crate) fn name_self(name: &str) -> io::Result<()> {
     let path = Path::new("/etc/hosts");
+    fs::create_dir_all("/etc")?;
+    if fs::read_to_string("/etc/hostname").map_or(true, |current| current.trim_end() != name)
+        && name != "(none)"
+    {
+        overwrite(Path::new("/etc/hostname"), format!("{name}\n").as_bytes())?;
+    }
     let current = fs::read_to_string(path).unwrap_or_default();
     let wanted = hosts_with(&current, name);
     if wanted == current {
         return Ok(());
     }
-    fs::create_dir_all("/etc")?;
-    fs::write(path, wanted)
+    overwrite(path, wanted.as_bytes())
+}
+
+/// Replaces a small file's content in place. Emptying it first would make ext4 write the new blocks out when the file
+/// is closed (`auto_da_alloc`), and this stands on the way of every start.
+fn overwrite(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+    file.write_all(content)?;
+    file.set_len(content.len().try_into().map_err(io::Error::other)?)
 }
 
 /// The line we own is marked, so that a new name replaces it.
@@ -109,6 +122,16 @@ fn hosts_with(current: &str, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_replaced_by_a_longer_and_by_a_shorter_text() {
+        let path = std::env::temp_dir().join(format!("aenv-agent-overwrite-{}", std::process::id()));
+        for text in ["one", "one and two", "2"] {
+            overwrite(&path, text.as_bytes()).expect("a temporary file can be written");
+            assert_eq!(fs::read_to_string(&path).expect("it was just written"), text);
+        }
+        fs::remove_file(&path).expect("it is there");
+    }
 
     #[test]
     fn a_resolver_on_another_machines_loopback_is_a_placeholder() {

@@ -7,9 +7,11 @@ use aenv_envd_proto::{
     http::{INIT_SECRET, InitRequest},
     process::PROCESS_SERVICE_NAME,
 };
+use bytes::Bytes;
 use connectrpc::{ConnectRpcService, Limits, Router};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
-use http_body_util::BodyExt;
+use http_body::Body;
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use tokio::sync::Notify;
 use tower::ServiceExt;
@@ -80,6 +82,15 @@ impl App {
             path.strip_prefix('/').and_then(|path| path.split_once('/')).map(|(service, _)| service);
         if matches!(service, Some(PROCESS_SERVICE_NAME | FILESYSTEM_SERVICE_NAME)) {
             self.check_token(request.headers())?;
+            if is_unary_json(request.headers()) {
+                let (parts, body) = request.into_parts();
+                let body = collect(body, MAX_MESSAGE).await?;
+                // The JSON reader would take an array for a message without fields.
+                if body.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
+                    return Err(Refusal::bad_request("the message must be a JSON object"));
+                }
+                return Ok(self.call(Request::from_parts(parts, Full::new(body))).await);
+            }
             return Ok(self.call(request).await);
         }
         let route = Route::of(path)
@@ -142,7 +153,11 @@ impl App {
         }
     }
 
-    async fn call(&self, mut request: Request<Incoming>) -> Answer {
+    async fn call<B>(&self, mut request: Request<B>) -> Answer
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: std::error::Error + Send + Sync + 'static,
+    {
         // E2B's clients mean "no limit" by 0, Connect "none left".
         if request.headers().get("connect-timeout-ms").is_some_and(|value| value == "0") {
             request.headers_mut().remove("connect-timeout-ms");
@@ -230,4 +245,9 @@ fn preflight(asked: &HeaderMap) -> Answer {
     );
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("7200"));
     answer
+}
+
+fn is_unary_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
 }

@@ -83,6 +83,7 @@ async fn start(
         on_timeout,
         auto_resume,
         secure,
+        cold: wants_cold(headers)?,
         allow_internet_access: network.internet,
         allow_public_traffic: network.public_traffic,
         mask_request_host: network.mask_request_host,
@@ -93,6 +94,15 @@ async fn start(
     let sandbox = state.control.create(who, request).await?;
     tracing::Span::current().record("sandbox_id", sandbox.id.as_str());
     Ok((StatusCode::CREATED, created(state, sandbox)))
+}
+
+/// `X-Aenv-Start: cold` asks for a restored machine instead of one that waits warm.
+fn wants_cold(headers: &HeaderMap) -> Result<bool> {
+    match headers.get("x-aenv-start").map(axum::http::HeaderValue::as_bytes) {
+        None => Ok(false),
+        Some(b"cold") => Ok(true),
+        Some(_) => Err(ApiError::invalid("X-Aenv-Start: the only value is 'cold'")),
+    }
 }
 
 fn created(state: &State, sandbox: model::Sandbox) -> axum::Json<api::Sandbox> {
