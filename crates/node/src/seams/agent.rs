@@ -23,7 +23,8 @@ const MAX_ANSWER: usize = 1 << 20;
 const FIRST_BACKOFF: Duration = Duration::from_millis(1);
 const LAST_BACKOFF: Duration = Duration::from_millis(50);
 /// A SYN that got lost would be repeated after a second: trying anew is faster.
-const FIRST_ATTEMPT: Duration = Duration::from_millis(20);
+/// A guest whose code isn't translated yet takes some 20 ms to answer one; giving up on that costs it more.
+const FIRST_ATTEMPT: Duration = Duration::from_millis(60);
 const LAST_ATTEMPT: Duration = Duration::from_millis(1000);
 
 /// The real [`Guests`].
@@ -133,6 +134,7 @@ impl Guests for HttpGuests {
         let body = serde_json::to_vec(&body).map_err(|error| fault("/init", &error))?;
         let request = request(Method::POST, "/init")
             .header("x-aenv-init", &init.secret)
+            .header("x-aenv-cold", if init.cold { "1" } else { "0" })
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::from(body))
             .map_err(|error| fault("/init", &error))?;

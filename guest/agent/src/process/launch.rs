@@ -160,7 +160,7 @@ fn c_strings(strings: impl Iterator<Item = String>) -> Result<Vec<CString>, ()> 
 }
 
 #[derive(Debug, thiserror::Error)]
-enum CommandError {
+pub(super) enum CommandError {
     #[error("process.cmd is empty: name a program")]
     Empty,
     #[error("process.cmd contains a NUL byte")]
@@ -169,7 +169,7 @@ enum CommandError {
 
 /// The files that `cmd` may mean, in order, each with the name it is called by. E2B's clients always run `/bin/bash`,
 /// which a small image may not have: then `sh` takes its place, which understands the same `-l -c COMMAND`.
-fn candidates(cmd: &str, path: &str) -> Result<Vec<(CString, CString)>, CommandError> {
+pub(super) fn candidates(cmd: &str, path: &str) -> Result<Vec<(CString, CString)>, CommandError> {
     if cmd.is_empty() {
         return Err(CommandError::Empty);
     }

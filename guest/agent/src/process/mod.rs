@@ -18,6 +18,7 @@ mod launch;
 pub(crate) mod listen;
 mod pty;
 mod reaper;
+mod rehearsal;
 pub(crate) mod service;
 mod spawn;
 mod spool;
@@ -128,6 +129,17 @@ impl Processes {
             budget: Budget::new(output_budget()),
             table: Mutex::default(),
         }))
+    }
+
+    /// Runs a shell that does nothing, as nobody's process, while the caller goes on: after a restore under emulation
+    /// the kernel's and the shell's code has to be translated anew, which is most of a first command's time. With one
+    /// processor it would only stand in the way. It reads no file of a user and no randomness that matters.
+    pub(crate) fn rehearse(self: &Arc<Self>) {
+        if std::thread::available_parallelism().is_ok_and(|processors| processors.get() > 1) {
+            let processes = Arc::clone(self);
+            // Nobody waits for it, and an image without a shell has nothing to rehearse.
+            drop(tokio::task::spawn_blocking(move || rehearsal::run(&processes)));
+        }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

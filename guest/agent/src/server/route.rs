@@ -4,7 +4,7 @@ use std::{io, sync::Arc};
 
 use aenv_envd_proto::{
     filesystem::FILESYSTEM_SERVICE_NAME,
-    http::{INIT_SECRET, InitRequest},
+    http::{COLD, INIT_SECRET, InitRequest},
     process::PROCESS_SERVICE_NAME,
 };
 use bytes::Bytes;
@@ -40,6 +40,7 @@ X-Content-Type-Options";
 /// Everything a connection needs.
 pub(crate) struct App {
     guest: Arc<Guest>,
+    processes: Arc<Processes>,
     rpc: ConnectRpcService,
     meter: Arc<Meter>,
     stop: Arc<Notify>,
@@ -49,12 +50,12 @@ impl App {
     pub(super) fn new(guest: Arc<Guest>, stop: Arc<Notify>) -> io::Result<Self> {
         let processes = Processes::start(Arc::clone(&guest))?;
         let router = Router::new()
-            .add_service(Arc::new(ProcessService(processes)))
+            .add_service(Arc::new(ProcessService(Arc::clone(&processes))))
             .add_service(Arc::new(filesystem::Service::new(Arc::clone(&guest))));
         let limits =
             Limits::default().with_max_request_body_size(MAX_MESSAGE).with_max_message_size(MAX_MESSAGE);
         let rpc = ConnectRpcService::new(router).with_limits(limits);
-        Ok(Self { guest, rpc, meter: Arc::default(), stop })
+        Ok(Self { guest, processes, rpc, meter: Arc::default(), stop })
     }
 
     pub(super) fn guest(&self) -> &Arc<Guest> {
@@ -126,6 +127,9 @@ impl App {
             }
             Route::Init => {
                 self.check_node(request.headers())?;
+                if request.headers().get(COLD).is_some_and(|cold| cold == "1") {
+                    self.processes.rehearse();
+                }
                 let body = collect(request.into_body(), MAX_BODY).await?;
                 let body: InitRequest = match body.trim_ascii_start().first() {
                     None => InitRequest::default(),
