@@ -42,8 +42,8 @@ fn main() {
     stage.act("clones of one template are independent", life::clones);
     stage.act("a guest that powers off leaves a tombstone", life::power_off);
     stage.alone("a server killed at any time leaves the truth behind", adoption::scenes);
-    stage.act("cold starts and pauses are quick", speed::cold);
-    stage.alone("warm starts are quicker", speed::warm);
+    stage.act("cold starts restore and pauses capture memory", speed::cold);
+    stage.alone("warm starts continue a waiting machine", speed::warm);
     stage.end();
 }
 

@@ -1,4 +1,5 @@
-//! How quick it is. Bounds are the promises of SPECIFICATION.md on quiet cores; `AENV_NO_BOUNDS` only prints.
+//! What the time is spent on, printed. Nothing here is timed: the promises of SPECIFICATION.md are measured by `aenv bench`.
+//! Asserted is only which way a start or a pause took.
 
 use crate::stage::{Act, Cast, TTL, cast as make, start, team};
 use aenv_node::{control::Control, model::Phase};
@@ -34,25 +35,27 @@ fn ms(micros: u64) -> f64 {
     Duration::from_micros(micros).as_secs_f64() * 1000.0
 }
 
-fn middle(mut all: Vec<Duration>) -> Duration {
+fn tell(what: &str, mut all: Vec<Duration>) {
     all.sort();
-    all[all.len() / 2]
+    eprintln!("    {what}: p50 {:.1} ms", all[all.len() / 2].as_secs_f64() * 1000.0);
 }
 
-/// The promises of SPECIFICATION.md hold for optimised builds on quiet cores; others only print.
-fn promise(what: &str, took: Duration, most: u64) {
-    let checked = std::env::var_os("AENV_NO_BOUNDS").is_none() && !cfg!(debug_assertions);
-    assert!(!checked || took <= Duration::from_millis(most), "{what} takes {took:?}, {most} ms are promised");
+/// Every one of `all` went through the phase called `name`.
+fn all_went_through(all: &[Vec<Phase>], name: &str) {
+    assert!(
+        all.iter().all(|phases| phases.iter().any(|phase| phase.name == name)),
+        "not all have '{name}': {all:?}"
+    );
 }
 
 pub(crate) fn cold<'a>(cast: &'a Cast) -> Act<'a> {
     Box::pin(async move {
-        promise("a cold start", starts(cast, "cold").await, 400);
-        promise("a pause", pauses(cast).await, 150);
+        starts(cast).await;
+        pauses(cast).await;
     })
 }
 
-async fn starts(cast: &Cast, what: &str) -> Duration {
+async fn starts(cast: &Cast) {
     let (mut phases, mut first) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let began = Instant::now();
@@ -62,13 +65,12 @@ async fn starts(cast: &Cast, what: &str) -> Duration {
         phases.push(cast.node.get(&team(), &id).await.expect("a sandbox").phases);
         cast.node.kill(&team(), &id).await.expect("a kill");
     }
-    print(&format!("{what} start"), &phases);
-    let middle = middle(first);
-    eprintln!("    {what} start to first command answered: p50 {:.1} ms", middle.as_secs_f64() * 1000.0);
-    middle
+    all_went_through(&phases, "restore");
+    print("cold start", &phases);
+    tell("cold start to first command answered", first);
 }
 
-async fn pauses(cast: &Cast) -> Duration {
+async fn pauses(cast: &Cast) {
     let (mut phases, mut took) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let id = start(cast).await;
@@ -80,16 +82,17 @@ async fn pauses(cast: &Cast) -> Duration {
         cast.node.connect(&team(), &id, TTL).await.expect("a resume");
         cast.node.kill(&team(), &id).await.expect("a kill");
     }
+    all_went_through(&phases, "memory");
     print("pause after dirtying 20 MB", &phases);
-    middle(took)
+    tell("pause after dirtying 20 MB", took);
 }
 
 /// With machines kept warm; waits for one before each start.
 pub(crate) fn warm<'a>(dir: &'a std::path::Path) -> Act<'a> {
-    Box::pin(async move { promise("a warm start", warm_starts(dir).await, 80) })
+    Box::pin(warm_starts(dir))
 }
 
-async fn warm_starts(dir: &std::path::Path) -> Duration {
+async fn warm_starts(dir: &std::path::Path) {
     let cast = make(dir, 2).await;
     let (mut phases, mut first) = (Vec::new(), Vec::new());
     // The first use tells the pool what is wanted.
@@ -108,9 +111,8 @@ async fn warm_starts(dir: &std::path::Path) -> Duration {
         phases.push(cast.node.get(&team(), &id).await.expect("a sandbox").phases);
         cast.node.kill(&team(), &id).await.expect("a kill");
     }
+    all_went_through(&phases, "continue");
     print("warm start", &phases);
-    let middle = middle(first);
-    eprintln!("    warm start to first command answered: p50 {:.1} ms", middle.as_secs_f64() * 1000.0);
+    tell("warm start to first command answered", first);
     cast.end().await;
-    middle
 }
