@@ -84,6 +84,7 @@ impl Fake {
             auto_resume: false,
             secure: true,
             allow_internet_access: true,
+            cold: false,
             allow_public_traffic: true,
             mask_request_host: None,
             metadata: BTreeMap::new(),
