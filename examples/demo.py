@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from e2b import Sandbox
+from e2b import PtySize, Sandbox, SandboxQuery
 
 TEMPLATE = os.environ.get("AENV_TEMPLATE", "base")
 
@@ -54,7 +54,7 @@ def main():
             )
         with step("a terminal: type, read, leave"):
             seen = []
-            terminal = sandbox.pty.create(size=_pty_size(), on_data=lambda data: seen.append(bytes(data)))
+            terminal = sandbox.pty.create(size=PtySize(rows=24, cols=80))
             sandbox.pty.send_stdin(terminal.pid, b"echo $((40+2))-from-a-pty; exit\n")
             terminal.wait(on_pty=lambda data: seen.append(bytes(data)))
             expect(b"42-from-a-pty" in b"".join(seen), True)
@@ -65,24 +65,12 @@ def main():
             count = int(sandbox.commands.run("cat /tmp/count").stdout)
         print(f"    the counter (pid {counter.pid}) went on from {count}")
         with step("list sandboxes by metadata"):
-            found = Sandbox.list(query=_query({"run": "demo"})).next_items()
+            found = Sandbox.list(query=SandboxQuery(metadata={"run": "demo"})).next_items()
             expect(sandbox.sandbox_id in [item.sandbox_id for item in found], True)
     finally:
         with step("kill it"):
             sandbox.kill()
     print(f"  all of it in {time.perf_counter() - began:.1f} s")
-
-
-def _pty_size():
-    from e2b import PtySize
-
-    return PtySize(rows=24, cols=80)
-
-
-def _query(metadata):
-    from e2b import SandboxQuery
-
-    return SandboxQuery(metadata=metadata)
 
 
 if __name__ == "__main__":

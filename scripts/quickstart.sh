@@ -32,7 +32,7 @@ if ! cmp -s target/guest/manifest.json "$data/guest/manifest.json"; then
 fi
 
 step "checking this machine"
-"$aenv" doctor "${up_flags[@]}" >&2 || fail "this machine can't run sandboxes" "the lines marked 'fail' above say what to do"
+"$aenv" doctor --output table "${up_flags[@]}" >&2 || fail "this machine can't run sandboxes" "the lines marked 'fail' above say what to do"
 
 step "starting the server on $listen"
 "$aenv" up --detach "${up_flags[@]}" || fail "the server did not start" "see $aenv_logs/server.log"
@@ -45,7 +45,7 @@ if [ ! -f "$data/base-image/index.json" ]; then
 fi
 if ! "$aenv" template info base >/dev/null 2>&1; then
     step "making the template 'base': boot it once, snapshot it"
-    "$aenv" pull "oci:$data/base-image:base" --name base || fail "the template could not be made" "see $aenv_logs/server.log"
+    "$aenv" pull "oci:$data/base-image:base" --name base >/dev/null || fail "the template could not be made" "see $aenv_logs/server.log"
 fi
 
 step "the official Python SDK"
