@@ -46,10 +46,12 @@ enable_backports() {
     # shellcheck disable=SC1091
     . /etc/os-release
     [ "${VERSION_CODENAME:-}" = bookworm ] || return 0
-    apt-get indextargets --format '$(SUITE) $(CODENAME)' "Created-By: Packages" | grep -q backports && return 0
+    apt-get indextargets --format '$(SUITE) $(CODENAME)' "Created-By: Packages" | grep backports >/dev/null && return 0
     local uri key
-    uri=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' "Created-By: Packages" | awk '$1=="bookworm" && $2=="main" {print $3; exit}')
-    key=$(apt-get indextargets --format '$(CODENAME) $(SIGNED_BY)' "Created-By: Packages" | awk '$1=="bookworm" && $2!="" {print $2; exit}')
+    uri=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' "Created-By: Packages" | awk '$1=="bookworm" && $2=="main" && !found {print $3; found=1}')
+    # Debian's own keyring; without the file apt looks where it looks for every other source.
+    key=/usr/share/keyrings/debian-archive-keyring.gpg
+    [ -r "$key" ] || key=
     [ -n "$uri" ] || return 0
     step "adding Debian's backports (for QEMU 10 and kernel 6.12): /etc/apt/sources.list.d/aenv-backports.list"
     echo "deb ${key:+[signed-by=$key] }$uri bookworm-backports main" >/etc/apt/sources.list.d/aenv-backports.list
@@ -76,7 +78,7 @@ install_runtime_packages() {
     if ! command -v qemu-system-x86_64 >/dev/null; then
         step "installing QEMU"
         local from=()
-        apt-get indextargets --format '$(CODENAME)' "Created-By: Packages" | grep -qx bookworm-backports && from=(-t bookworm-backports)
+        apt-get indextargets --format '$(CODENAME)' "Created-By: Packages" | grep -x bookworm-backports >/dev/null && from=(-t bookworm-backports)
         DEBIAN_FRONTEND=noninteractive quietly "$aenv_logs/apt-qemu.log" "check the network and 'apt-get update'" \
             apt-get install -y -qq --no-install-recommends "${from[@]}" qemu-system-x86 qemu-system-data seabios
     fi
