@@ -1,16 +1,45 @@
 //! Fields that must be JSON objects.
 
-use serde::{Deserialize, Deserializer, de::DeserializeOwned, de::Error as _};
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+};
+use std::{fmt, marker::PhantomData};
 
 /// An optional struct, from an object or null only. Derived structs also read from arrays, by position, which would
-/// take `"network": []` for an empty policy.
+/// take `"network": []` for an empty policy. Read in place, so that an error still knows the path of its field.
 pub(crate) fn optional<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
 where
-    T: DeserializeOwned,
+    T: Deserialize<'de>,
     D: Deserializer<'de>,
 {
-    let object = Option::<serde_json::Map<String, serde_json::Value>>::deserialize(deserializer)?;
-    object.map(|object| serde_json::from_value(object.into())).transpose().map_err(D::Error::custom)
+    deserializer.deserialize_option(Object(PhantomData))
+}
+
+struct Object<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
+    type Value = Option<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object or null")
+    }
+
+    fn visit_none<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(Some)
+    }
 }
 
 #[cfg(test)]
