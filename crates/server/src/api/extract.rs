@@ -11,7 +11,7 @@ use axum::{
     body::Bytes,
     extract::{FromRequest, FromRequestParts, RawPathParams, Request},
 };
-use http::{HeaderMap, StatusCode, header, request::Parts};
+use http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::de::DeserializeOwned;
 use std::{fmt::Display, str::FromStr};
@@ -166,6 +166,12 @@ impl FromRequestParts<State> for Query {
 
 impl Query {
     pub(super) fn parse(text: &str) -> Result<Self, ApiError> {
+        if let Some(pair) = text.split('&').find(|pair| !percent_encoded(pair)) {
+            let name: String = pair.split('=').next().unwrap_or_default().chars().take(64).collect();
+            return Err(ApiError::invalid(format!(
+                "{name}: a '%' must be followed by two hexadecimal digits; write %25 for '%' itself"
+            )));
+        }
         let pairs: Vec<_> = url::form_urlencoded::parse(text.as_bytes()).into_owned().collect();
         // Bytes that aren't UTF-8 come out as the replacement character; so would an honest one, which no value needs.
         match pairs.iter().find(|(name, value)| name.contains('\u{fffd}') || value.contains('\u{fffd}')) {
@@ -176,20 +182,39 @@ impl Query {
         }
     }
 
-    /// The value of a parameter that may be given once. Empty counts as absent, as clients send `nextToken=`.
+    /// The value of a parameter that may be given once, as free text without NUL. Empty counts as absent, as clients
+    /// send `nextToken=`.
     pub(super) fn text(&self, name: &str) -> Result<Option<&str>, ApiError> {
         let mut values = self.0.iter().filter(|(n, _)| n == name).map(|(_, value)| value.as_str());
         let first = values.next().filter(|value| !value.is_empty());
-        match values.next() {
-            Some(_) => Err(ApiError::invalid(format!("{name}: given more than once"))),
-            None => Ok(first),
+        if values.next().is_some() {
+            return Err(ApiError::invalid(format!("{name}: given more than once; give it once")));
+        }
+        if first.is_some_and(|value| value.contains('\0')) {
+            return Err(ApiError::invalid(format!("{name}: must not contain NUL")));
+        }
+        Ok(first)
+    }
+
+    /// Like [`Query::text`], for what no client sends without a value: an empty one is a mistake, not a wish.
+    pub(super) fn filled(&self, name: &str) -> Result<Option<&str>, ApiError> {
+        match self.text(name)? {
+            None if self.0.iter().any(|(n, _)| n == name) => {
+                Err(ApiError::invalid(format!("{name}: is empty; give a value or leave it out")))
+            }
+            value => Ok(value),
         }
     }
 
-    /// The values of a list parameter, both as `a,b` and repeated.
-    pub(super) fn list(&self, name: &str) -> Vec<&str> {
-        let values = self.0.iter().filter(|(n, _)| n == name);
-        values.flat_map(|(_, value)| value.split(',')).map(str::trim).filter(|v| !v.is_empty()).collect()
+    /// The values of a list parameter, both as `a,b` and repeated. An empty list counts as absent, as clients send it
+    /// so; a gap in one is a mistake.
+    pub(super) fn list(&self, name: &str) -> Result<Vec<&str>, ApiError> {
+        let lists = self.0.iter().filter(|(n, value)| n == name && !value.is_empty());
+        let values: Vec<_> = lists.flat_map(|(_, list)| list.split(',')).map(str::trim).collect();
+        if values.iter().any(|value| value.is_empty()) {
+            return Err(ApiError::invalid(format!("{name}: has an empty entry between its commas")));
+        }
+        Ok(values)
     }
 
     /// A whole number within bounds.
@@ -201,9 +226,11 @@ impl Query {
     where
         T: FromStr + PartialOrd + Display,
     {
-        let Some(text) = self.text(name)? else { return Ok(None) };
+        let Some(text) = self.filled(name)? else { return Ok(None) };
+        // Rust would also read "+5".
+        let digits = text.bytes().all(|b| b.is_ascii_digit());
         match text.parse() {
-            Ok(value) if bounds.contains(&value) => Ok(Some(value)),
+            Ok(value) if digits && bounds.contains(&value) => Ok(Some(value)),
             _ => Err(ApiError::invalid(format!(
                 "{name}: must be a whole number from {} to {}",
                 bounds.start(),
@@ -214,7 +241,7 @@ impl Query {
 
     /// One of a few words.
     pub(super) fn word<T: Copy>(&self, name: &str, words: &[(&str, T)]) -> Result<Option<T>, ApiError> {
-        let Some(text) = self.text(name)? else { return Ok(None) };
+        let Some(text) = self.filled(name)? else { return Ok(None) };
         words.iter().find(|(word, _)| *word == text).map(|(_, value)| Some(*value)).ok_or_else(|| {
             let accepted: Vec<_> = words.iter().map(|(word, _)| *word).collect();
             ApiError::invalid(format!("{name}: must be one of {}", accepted.join(", ")))
@@ -222,9 +249,27 @@ impl Query {
     }
 }
 
+/// Whether every '%' stands before two hexadecimal digits.
+fn percent_encoded(text: &str) -> bool {
+    text.split('%')
+        .skip(1)
+        .map(str::as_bytes)
+        .all(|rest| rest.len() >= 2 && rest.iter().take(2).all(u8::is_ascii_hexdigit))
+}
+
+/// A header that says one thing, and so may be given once.
+pub(super) fn single<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h HeaderValue>, ApiError> {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next();
+    match values.next() {
+        Some(_) => Err(ApiError::invalid(format!("{name}: given more than once; give it once"))),
+        None => Ok(first),
+    }
+}
+
 /// The client's key for a safe retry.
 pub(super) fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
-    let Some(value) = headers.get(aenv_api_types::IDEMPOTENCY_KEY_HEADER) else { return Ok(None) };
+    let Some(value) = single(headers, aenv_api_types::IDEMPOTENCY_KEY_HEADER)? else { return Ok(None) };
     let text = value.to_str().unwrap_or("");
     let ok = (1..=255).contains(&text.len())
         && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');

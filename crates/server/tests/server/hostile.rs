@@ -171,6 +171,34 @@ fn paths() -> Vec<Case> {
         "/v2/sandboxes?metadata=%ff",
         "/v2/sandboxes?metadata=a%3D%25ff",
         "/v2/sandboxes?metadata=%3Dx",
+        "/v2/sandboxes?metadata=novalue",
+        "/v2/sandboxes?metadata=a%3D1%26b",
+        "/v2/sandboxes?metadata=a%3D1%26",
+        "/v2/sandboxes?metadata=a%3D1%26a%3D2",
+        "/v2/sandboxes?metadata=a%3D1&metadata=b%3D1",
+        "/sandboxes?metadata=novalue",
+        "/v2/sandboxes?limit=",
+        "/v2/sandboxes?limit=%2B5",
+        "/v2/sandboxes?limit=%205",
+        "/v2/sandboxes?order=",
+        "/v2/sandboxes?order=asc&order=desc",
+        "/v2/sandboxes?startedAfter=",
+        "/v2/sandboxes?template=",
+        "/v2/sandboxes?state=running,,paused",
+        "/v2/sandboxes?state=running,flying",
+        "/v2/sandboxes?state=,",
+        "/v2/sandboxes?nextToken=a&nextToken=b",
+        "/v2/sandboxes?nextToken=%",
+        "/v2/sandboxes?metadata=%zz",
+        "/v2/templates?limit=",
+        "/v2/templates?limit=0",
+        "/v2/templates?nextToken=%ff",
+        "/sandboxes/metrics?sandbox_ids=,",
+        "/sandboxes/{id}/metrics?start=",
+        "/v2/sandboxes/{id}/logs?search=100%",
+        "/v2/sandboxes/{id}/logs?search=%00",
+        "/v2/sandboxes/{id}/logs?search=a&search=b",
+        "/v2/sandboxes/{id}/logs?level=",
         "/v2/sandboxes?template=../x",
         "/sandboxes/metrics",
         "/sandboxes/metrics?sandbox_ids=",
@@ -246,6 +274,10 @@ fn headers() -> Vec<Case> {
         headers: vec![("content-encoding", "gzip".into())],
         ..case("POST", "/v2/sandboxes", "\u{1f}")
     });
+    for name in ["idempotency-key", "x-aenv-start"] {
+        let headers = vec![(name, "cold".to_owned()), (name, "cold".to_owned())];
+        cases.push(Case { headers, ..case("POST", "/v2/sandboxes", r#"{"templateID":"base"}"#) });
+    }
     for key in ["", "UPPER", "a b", "a/b", "ü", &"a".repeat(256)] {
         let headers = vec![("idempotency-key", key.to_owned())];
         cases.push(Case { headers, ..case("POST", "/v2/sandboxes", r#"{"templateID":"base"}"#) });

@@ -71,7 +71,11 @@ pub(in crate::api) async fn metrics_batch(
     query: Query,
 ) -> Result<axum::Json<api::MetricsBatch>> {
     let mut ids = Vec::new();
-    for text in query.list("sandbox_ids") {
+    let listed = query.list("sandbox_ids")?;
+    if listed.is_empty() {
+        return Err(ApiError::invalid("sandbox_ids: is missing"));
+    }
+    for text in listed {
         match sandbox_id(text) {
             Ok(id) => ids.push(id),
             Err(error) if error.status == http::StatusCode::NOT_FOUND => {}
@@ -80,9 +84,6 @@ pub(in crate::api) async fn metrics_batch(
         if ids.len() > MAX_BATCH {
             return Err(ApiError::invalid(format!("sandbox_ids: at most {MAX_BATCH}")));
         }
-    }
-    if query.list("sandbox_ids").is_empty() {
-        return Err(ApiError::invalid("sandbox_ids: is missing"));
     }
     let sandboxes = stream::iter(ids)
         .map(|id| {

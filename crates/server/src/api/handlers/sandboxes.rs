@@ -4,7 +4,7 @@ use super::page;
 use crate::{
     api::{
         State, check,
-        extract::{Json, MaybeJson, Query, SandboxPath, idempotency_key},
+        extract::{Json, MaybeJson, Query, SandboxPath, idempotency_key, single},
         wire,
     },
     error::{ApiError, Result},
@@ -98,7 +98,7 @@ async fn start(
 
 /// `X-Aenv-Start: cold` asks for a restored machine instead of one that waits warm.
 fn wants_cold(headers: &HeaderMap) -> Result<bool> {
-    match headers.get("x-aenv-start").map(axum::http::HeaderValue::as_bytes) {
+    match single(headers, "x-aenv-start")?.map(axum::http::HeaderValue::as_bytes) {
         None => Ok(false),
         Some(b"cold") => Ok(true),
         Some(_) => Err(ApiError::invalid("X-Aenv-Start: the only value is 'cold'")),
@@ -157,21 +157,24 @@ pub(in crate::api) async fn list_v2(
     query: Query,
 ) -> Result<Response> {
     let mut states = Vec::new();
-    for word in query.list("state") {
+    for word in query.list("state")? {
         states.extend_from_slice(match word {
             "running" => wire::states(api::SandboxState::Running),
             "paused" => wire::states(api::SandboxState::Paused),
             _ => return Err(ApiError::invalid("state: must be running, paused or both, comma-separated")),
         });
     }
-    let template = query.text("template")?;
+    let template = query.filled("template")?;
     if let Some(template) = template {
         check::template_reference("template", template)?;
     }
     let filter = SandboxQuery {
         metadata: metadata_filter(&query)?,
         states,
-        started_after: query.text("startedAfter")?.map(|text| timestamp("startedAfter", text)).transpose()?,
+        started_after: query
+            .filled("startedAfter")?
+            .map(|text| timestamp("startedAfter", text))
+            .transpose()?,
         template: template.map(str::to_owned),
         ascending: query.word("order", &[("asc", true), ("desc", false)])?.unwrap_or(false),
         limit: query.int("limit", 1..=100)?.unwrap_or(100),
@@ -207,12 +210,21 @@ fn metadata_filter(query: &Query) -> Result<BTreeMap<String, String>> {
             .map(std::borrow::Cow::into_owned)
             .map_err(|_| ApiError::invalid("metadata: not valid UTF-8 when percent-decoded"))
     };
+    if text.split('&').any(|pair| !pair.contains('=')) {
+        return Err(ApiError::invalid(
+            "metadata: must be key=value pairs joined by '&', all of it percent-encoded (metadata=k%3Dv)",
+        ));
+    }
     let mut labels = BTreeMap::new();
     for (key, value) in url::form_urlencoded::parse(text.as_bytes()) {
         if key.contains('\u{fffd}') || value.contains('\u{fffd}') {
             return Err(ApiError::invalid("metadata: not valid UTF-8 when percent-decoded"));
         }
-        labels.insert(decode(&key)?, decode(&value)?);
+        if labels.insert(decode(&key)?, decode(&value)?).is_some() {
+            return Err(ApiError::invalid(
+                "metadata: a key is given twice, and nothing has two values for one",
+            ));
+        }
     }
     check::labels("metadata", &labels)?;
     Ok(labels)

@@ -16,6 +16,8 @@ use http::StatusCode;
 
 const MAX_UNPAGED: usize = 5_000;
 const MAX_BUILD_LOGS: usize = 100;
+/// Registries give out tokens of some kilobytes as passwords.
+const MAX_CREDENTIAL: usize = 16 << 10;
 
 type Who = Extension<Principal>;
 
@@ -192,6 +194,15 @@ pub(in crate::api) async fn pull(
     let memory: u32 = check::number("memoryMB", request.memory_mb.unwrap_or(512), 128, 65_536)?;
     if !memory.is_multiple_of(2) {
         return Err(ApiError::invalid("memoryMB: must be even"));
+    }
+    let credential_ok = |text: &Option<String>| {
+        text.as_ref()
+            .is_none_or(|text| (1..=MAX_CREDENTIAL).contains(&text.len()) && !text.contains(char::is_control))
+    };
+    if !credential_ok(&request.username) || !credential_ok(&request.password) {
+        return Err(ApiError::invalid(format!(
+            "username: it and the password must each have 1 to {MAX_CREDENTIAL} bytes without control characters"
+        )));
     }
     let credentials = match (request.username, request.password) {
         (Some(username), Some(password)) => Some((username, password)),
