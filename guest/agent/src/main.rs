@@ -9,6 +9,7 @@ use std::{net::SocketAddr, process::ExitCode, time::Instant};
 mod boot;
 mod console;
 mod credentials;
+mod environment;
 mod files;
 mod filesystem;
 mod guest;

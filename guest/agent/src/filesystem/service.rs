@@ -44,24 +44,29 @@ pub(crate) struct Service {
     next_watcher: std::sync::atomic::AtomicU64,
 }
 
-/// Runs `work` where it may block.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
-) -> Result<T, ConnectError> {
-    tokio::task::spawn_blocking(work).await.map_err(|err| ConnectError::internal(err.to_string()))?
-}
-
 impl Service {
     pub(crate) fn new(guest: Arc<Guest>) -> Self {
         Self { guest, watchers: Mutex::default(), next_watcher: std::sync::atomic::AtomicU64::new(1) }
     }
 
-    fn user(&self, ctx: &RequestContext) -> Result<User, ConnectError> {
-        credentials::user(ctx.headers(), &self.guest)
-    }
-
-    fn path(&self, path: &str, user: &User) -> Result<PathBuf, ConnectError> {
-        self.guest.resolve(path, user).map_err(|err| ConnectError::invalid_argument(err.to_string()))
+    /// Runs `work` where it may block, on the absolute forms of `paths` for the user that `headers` name.
+    async fn on<const N: usize, T: Send + 'static>(
+        &self,
+        headers: &HeaderMap,
+        paths: [&str; N],
+        work: impl FnOnce([PathBuf; N], User) -> Result<T, ConnectError> + Send + 'static,
+    ) -> Result<T, ConnectError> {
+        let user = credentials::user(headers, &self.guest)?;
+        let mut resolved = [const { PathBuf::new() }; N];
+        for (path, place) in paths.into_iter().zip(&mut resolved) {
+            *place = self
+                .guest
+                .resolve(path, &user)
+                .map_err(|err| ConnectError::invalid_argument(err.to_string()))?;
+        }
+        tokio::task::spawn_blocking(move || work(resolved, user))
+            .await
+            .map_err(|err| ConnectError::internal(err.to_string()))?
     }
 
     fn watchers(&self) -> MutexGuard<'_, HashMap<String, Polled>> {
@@ -76,9 +81,7 @@ impl Service {
         include_entry: bool,
         allow_network_mounts: bool,
     ) -> Result<Watch, ConnectError> {
-        let user = credentials::user(headers, &self.guest)?;
-        let path = self.path(path, &user)?;
-        blocking(move || {
+        self.on(headers, [path], move |[path], _| {
             let meta = fs::metadata(&path).map_err(|err| failed("cannot watch", &path, &err))?;
             if !meta.is_dir() {
                 return Err(ConnectError::invalid_argument(format!(
@@ -105,9 +108,7 @@ impl Filesystem for Service {
         ctx: RequestContext,
         request: ServiceRequest<'_, StatRequest>,
     ) -> ServiceResult<impl Encodable<StatResponse> + Send + use<'a>> {
-        let user = self.user(&ctx)?;
-        let path = self.path(request.path, &user)?;
-        let entry = blocking(move || describe(&path)).await?;
+        let entry = self.on(ctx.headers(), [request.path], |[path], _| describe(&path)).await?;
         Response::ok(StatResponse { entry: Some(entry).into(), ..Default::default() })
     }
 
@@ -116,9 +117,7 @@ impl Filesystem for Service {
         ctx: RequestContext,
         request: ServiceRequest<'_, MakeDirRequest>,
     ) -> ServiceResult<impl Encodable<MakeDirResponse> + Send + use<'a>> {
-        let user = self.user(&ctx)?;
-        let path = self.path(request.path, &user)?;
-        let entry = blocking(move || {
+        let make = |[path]: [PathBuf; 1], user: User| {
             match fs::metadata(&path) {
                 Ok(meta) if meta.is_dir() => {
                     return Err(ConnectError::already_exists(format!(
@@ -141,8 +140,8 @@ impl Filesystem for Service {
             }
             ensure_dirs(&path, &user).map_err(|err| failed("cannot make directory", &path, &err))?;
             describe(&path)
-        })
-        .await?;
+        };
+        let entry = self.on(ctx.headers(), [request.path], make).await?;
         Response::ok(MakeDirResponse { entry: Some(entry).into(), ..Default::default() })
     }
 
@@ -151,18 +150,15 @@ impl Filesystem for Service {
         ctx: RequestContext,
         request: ServiceRequest<'_, MoveRequest>,
     ) -> ServiceResult<impl Encodable<MoveResponse> + Send + use<'a>> {
-        let user = self.user(&ctx)?;
-        let (source, destination) =
-            (self.path(request.source, &user)?, self.path(request.destination, &user)?);
-        let entry = blocking(move || {
+        let rename = |[source, destination]: [PathBuf; 2], user: User| {
             fs::symlink_metadata(&source).map_err(|err| failed("source not found:", &source, &err))?;
             if let Some(parent) = destination.parent() {
                 ensure_dirs(parent, &user).map_err(|err| failed("cannot make directory", parent, &err))?;
             }
             fs::rename(&source, &destination).map_err(|err| failed("cannot move to", &destination, &err))?;
             describe(&destination)
-        })
-        .await?;
+        };
+        let entry = self.on(ctx.headers(), [request.source, request.destination], rename).await?;
         Response::ok(MoveResponse { entry: Some(entry).into(), ..Default::default() })
     }
 
@@ -171,10 +167,8 @@ impl Filesystem for Service {
         ctx: RequestContext,
         request: ServiceRequest<'_, ListDirRequest>,
     ) -> ServiceResult<impl Encodable<ListDirResponse> + Send + use<'a>> {
-        let user = self.user(&ctx)?;
-        let path = self.path(request.path, &user)?;
         let depth = request.depth.max(1);
-        let entries = blocking(move || list(&path, depth)).await?;
+        let entries = self.on(ctx.headers(), [request.path], move |[path], _| list(&path, depth)).await?;
         Response::ok(ListDirResponse { entries, ..Default::default() })
     }
 
@@ -183,9 +177,7 @@ impl Filesystem for Service {
         ctx: RequestContext,
         request: ServiceRequest<'_, RemoveRequest>,
     ) -> ServiceResult<impl Encodable<RemoveResponse> + Send + use<'a>> {
-        let user = self.user(&ctx)?;
-        let path = self.path(request.path, &user)?;
-        blocking(move || {
+        let remove = |[path]: [PathBuf; 1], _: User| {
             let result = match fs::symlink_metadata(&path) {
                 Ok(meta) if meta.is_dir() && path.parent().is_none() => {
                     return Err(ConnectError::invalid_argument("the root directory can't be removed"));
@@ -198,8 +190,8 @@ impl Filesystem for Service {
                 Err(err) if matches!(err.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(()),
                 other => other.map_err(|err| failed("cannot remove", &path, &err)),
             }
-        })
-        .await?;
+        };
+        self.on(ctx.headers(), [request.path], remove).await?;
         Response::ok(RemoveResponse::default())
     }
 
@@ -208,6 +200,7 @@ impl Filesystem for Service {
         ctx: RequestContext,
         request: ServiceRequest<'_, WatchDirRequest>,
     ) -> ServiceResult<ServiceStream<impl Encodable<WatchDirResponse> + Send + use<>>> {
+        let ping = keepalive(ctx.headers())?;
         let watch = self
             .watch(
                 ctx.headers(),
@@ -218,7 +211,6 @@ impl Filesystem for Service {
             )
             .await?;
         let start = WatchEvent::Start(Box::<StartEvent>::default());
-        let ping = keepalive(ctx.headers());
         let generation = self.guest.generation();
         let first = std::collections::VecDeque::from([Ok(start)]);
         Response::stream_ok(stream::unfold(

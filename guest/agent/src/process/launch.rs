@@ -131,8 +131,6 @@ impl Launch {
         let mut env: BTreeMap<_, _> = own.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let asked = self.config.envs.iter().map(|(key, value)| (key.clone(), value.clone()));
         env.extend(sandbox.clone().into_iter().chain(asked));
-        // `=` can't be told from the separator; such a variable would be another one.
-        env.retain(|key, _| !key.is_empty() && !key.contains('='));
         env
     }
 

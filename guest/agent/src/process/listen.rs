@@ -20,9 +20,12 @@ use super::spool::{Chunk, End, Listener, Next, Stream};
 const KEEPALIVE: Duration = Duration::from_secs(90);
 
 /// The interval a caller wants to hear something in.
-pub(crate) fn keepalive(headers: &HeaderMap) -> Duration {
-    let asked = headers.get("keepalive-ping-interval").and_then(|value| value.to_str().ok()?.parse().ok());
-    asked.filter(|secs| (1..=86_400).contains(secs)).map_or(KEEPALIVE, Duration::from_secs)
+pub(crate) fn keepalive(headers: &HeaderMap) -> Result<Duration, ConnectError> {
+    let Some(value) = headers.get("keepalive-ping-interval") else { return Ok(KEEPALIVE) };
+    let asked = value.to_str().ok().and_then(|value| value.parse().ok());
+    asked.filter(|secs| (1..=86_400).contains(secs)).map(Duration::from_secs).ok_or_else(|| {
+        ConnectError::invalid_argument("Keepalive-Ping-Interval must be a number of seconds from 1 to 86400")
+    })
 }
 
 /// How a stream ends when the guest has become another one under it.

@@ -29,7 +29,10 @@ use super::{
     listen::{Attached, keepalive},
     pty::Size,
 };
-use crate::credentials;
+use crate::{
+    credentials, environment,
+    server::connect::{Violation, time_limit},
+};
 
 /// How long input may wait for a process to read it when the caller set no time limit.
 const INPUT_WAIT: Duration = Duration::from_secs(60);
@@ -44,15 +47,15 @@ impl Service {
         pid: u32,
         listener: super::spool::Listener,
         deadline: Option<Instant>,
-    ) -> Attached {
-        Attached {
+    ) -> Result<Attached, ConnectError> {
+        Ok(Attached {
             pid,
             listener,
             with_offsets: headers.contains_key(OFFSET),
-            keepalive: keepalive(headers),
+            keepalive: keepalive(headers)?,
             deadline,
             generation: self.0.guest.generation(),
-        }
+        })
     }
 }
 
@@ -85,9 +88,14 @@ impl Rpc for Service {
     ) -> ServiceResult<ServiceStream<impl Encodable<StartResponse> + Send + use<>>> {
         let request = request.to_owned_message();
         let deadline = time_limit(ctx.headers())?.map(|limit| Instant::now() + limit);
+        let config = request.process.into_option().unwrap_or_default();
+        environment::check(config.envs.iter().map(|(name, value)| (name.as_str(), value.as_str())))
+            .map_err(|err| ConnectError::invalid_argument(format!("process.envs: {err}")))?;
+        // Before anything is started.
+        keepalive(ctx.headers())?;
         let launch = Launch {
             terminal: request.pty.as_option().map(size).transpose()?,
-            config: request.process.into_option().unwrap_or_default(),
+            config,
             tag: request.tag,
             stdin: request.stdin.unwrap_or(true),
             user: credentials::user(ctx.headers(), &self.0.guest)?,
@@ -98,7 +106,7 @@ impl Rpc for Service {
         let (pid, listener) = tokio::task::spawn_blocking(move || launch.run(&processes))
             .await
             .map_err(|err| ConnectError::internal(err.to_string()))??;
-        let attached = self.attached(ctx.headers(), pid, listener, deadline);
+        let attached = self.attached(ctx.headers(), pid, listener, deadline)?;
         Response::stream_ok(attached.events().map(|event| {
             event.map(|event: ProcessEvent| StartResponse { event: Some(event).into(), ..Default::default() })
         }))
@@ -112,7 +120,7 @@ impl Rpc for Service {
         let selector = selector(request.to_owned_message().process.as_option())?;
         let offset = offset(ctx.headers())?;
         let (pid, spool) = self.0.output_of(&selector)?;
-        let attached = self.attached(ctx.headers(), pid, spool.listen(offset), None);
+        let attached = self.attached(ctx.headers(), pid, spool.listen(offset), None)?;
         let deadline = time_limit(ctx.headers())?.map(|limit| Instant::now() + limit);
         let attached = Attached { deadline, ..attached };
         Response::stream_ok(attached.events().map(|event| {
@@ -143,12 +151,21 @@ impl Rpc for Service {
 
     async fn stream_input<'a>(
         &'a self,
-        _: RequestContext,
+        ctx: RequestContext,
         mut requests: InboundStream<StreamInputRequest>,
     ) -> ServiceResult<impl Encodable<StreamInputResponse> + Send + use<'a>> {
         let mut process = None;
         while let Some(message) = requests.next().await {
-            match message?.to_owned_message().event {
+            let message = message.map_err(|err| match ctx.extensions().get::<Violation>() {
+                Some(violation) => violation.or(err),
+                None => err,
+            })?;
+            match message.to_owned_message().event {
+                Some(StreamInputEvent::Start(_)) if process.is_some() => {
+                    return Err(ConnectError::invalid_argument(
+                        "`start` was sent before: open another stream for another process",
+                    ));
+                }
                 Some(StreamInputEvent::Start(start)) => {
                     process = Some(self.0.running(&selector(start.process.as_option())?)?);
                 }
@@ -270,20 +287,6 @@ fn size(pty: &PTY) -> Result<Size, ConnectError> {
             .map_err(|_| ConnectError::invalid_argument(format!("pty.size.{name} {value} is over 65535")))
     };
     Ok(Size { cols: side(size.cols, "cols")?, rows: side(size.rows, "rows")? })
-}
-
-/// Connect-Timeout-Ms; 0 means none.
-fn time_limit(headers: &HeaderMap) -> Result<Option<Duration>, ConnectError> {
-    let Some(value) = headers.get("connect-timeout-ms") else { return Ok(None) };
-    let millis: u64 = value
-        .to_str()
-        .ok()
-        .and_then(|value| value.parse().ok())
-        .filter(|millis| *millis <= 9_999_999_999)
-        .ok_or_else(|| {
-            ConnectError::invalid_argument("Connect-Timeout-Ms must be a number of at most 10 digits")
-        })?;
-    Ok((millis > 0).then(|| Duration::from_millis(millis)))
 }
 
 fn offset(headers: &HeaderMap) -> Result<Option<u64>, ConnectError> {

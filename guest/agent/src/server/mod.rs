@@ -9,7 +9,9 @@
 
 pub(crate) mod answer;
 mod body;
+pub(crate) mod connect;
 mod route;
+mod rpc;
 
 pub(crate) use body::collect;
 

@@ -7,28 +7,22 @@ use aenv_envd_proto::{
     http::{COLD, INIT_SECRET, InitRequest},
     process::PROCESS_SERVICE_NAME,
 };
-use bytes::Bytes;
-use connectrpc::{ConnectRpcService, Limits, Router};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
-use http_body::Body;
-use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use tokio::sync::Notify;
-use tower::ServiceExt;
 
 use super::{
     answer::{Answer, Refusal, json, status},
     collect,
+    rpc::Rpc,
 };
 use crate::{
-    credentials, files, filesystem,
+    credentials, files,
     guest::{Guest, Machine},
-    process::{Processes, service::Service as ProcessService},
+    process::Processes,
     system::{init, metrics::Meter},
 };
 
-/// Largest RPC message: input to a process may be a file.
-const MAX_MESSAGE: usize = 16 << 20;
 /// Largest body of `/init` and `/files/compose`.
 const MAX_BODY: usize = 1 << 20;
 
@@ -41,7 +35,7 @@ X-Content-Type-Options";
 pub(crate) struct App {
     guest: Arc<Guest>,
     processes: Arc<Processes>,
-    rpc: ConnectRpcService,
+    rpc: Rpc,
     meter: Arc<Meter>,
     stop: Arc<Notify>,
 }
@@ -49,12 +43,7 @@ pub(crate) struct App {
 impl App {
     pub(super) fn new(guest: Arc<Guest>, stop: Arc<Notify>) -> io::Result<Self> {
         let processes = Processes::start(Arc::clone(&guest))?;
-        let router = Router::new()
-            .add_service(Arc::new(ProcessService(Arc::clone(&processes))))
-            .add_service(Arc::new(filesystem::Service::new(Arc::clone(&guest))));
-        let limits =
-            Limits::default().with_max_request_body_size(MAX_MESSAGE).with_max_message_size(MAX_MESSAGE);
-        let rpc = ConnectRpcService::new(router).with_limits(limits);
+        let rpc = Rpc::new(&guest, &processes);
         Ok(Self { guest, processes, rpc, meter: Arc::default(), stop })
     }
 
@@ -83,16 +72,7 @@ impl App {
             path.strip_prefix('/').and_then(|path| path.split_once('/')).map(|(service, _)| service);
         if matches!(service, Some(PROCESS_SERVICE_NAME | FILESYSTEM_SERVICE_NAME)) {
             self.check_token(request.headers())?;
-            if is_unary_json(request.headers()) {
-                let (parts, body) = request.into_parts();
-                let body = collect(body, MAX_MESSAGE).await?;
-                // The JSON reader would take an array for a message without fields.
-                if body.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
-                    return Err(Refusal::bad_request("the message must be a JSON object"));
-                }
-                return Ok(self.call(Request::from_parts(parts, Full::new(body))).await);
-            }
-            return Ok(self.call(request).await);
+            return Ok(self.rpc.answer(request).await);
         }
         let route = Route::of(path)
             .ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, format!("there is no {path:?} here")))?;
@@ -155,22 +135,6 @@ impl App {
                 Ok(status(StatusCode::NO_CONTENT))
             }
         }
-    }
-
-    async fn call<B>(&self, mut request: Request<B>) -> Answer
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: std::error::Error + Send + Sync + 'static,
-    {
-        // E2B's clients mean "no limit" by 0, Connect "none left".
-        if request.headers().get("connect-timeout-ms").is_some_and(|value| value == "0") {
-            request.headers_mut().remove("connect-timeout-ms");
-        }
-        let answer = match self.rpc.clone().oneshot(request).await {
-            Ok(answer) => answer,
-            Err(never) => match never {},
-        };
-        answer.map(|body| body.map_err(|never| match never {}).boxed_unsync())
     }
 
     fn check_token(&self, headers: &HeaderMap) -> Result<(), Refusal> {
@@ -249,9 +213,4 @@ fn preflight(asked: &HeaderMap) -> Answer {
     );
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("7200"));
     answer
-}
-
-fn is_unary_json(headers: &HeaderMap) -> bool {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
 }

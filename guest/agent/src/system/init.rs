@@ -9,6 +9,7 @@ use rustix::time::{ClockId, Timespec, clock_settime};
 use crate::{
     boot::etc,
     console::say,
+    environment,
     guest::{Guest, Machine},
 };
 
@@ -20,8 +21,8 @@ pub(crate) enum InitError {
     Entropy,
     #[error("hostname {0:?} is not 1 to 63 letters, digits and dashes")]
     Hostname(String),
-    #[error("the {0} contains a NUL byte")]
-    Nul(&'static str),
+    #[error("envVars: {0}")]
+    Variable(#[from] environment::VariableError),
 }
 
 /// Takes over everything `request` says, or nothing. The order matters to a clone: new randomness and time come before
@@ -33,9 +34,7 @@ pub(crate) fn apply(guest: &Guest, request: InitRequest) -> Result<(), InitError
         return Err(InitError::Hostname(name.to_owned()));
     }
     let vars = request.env_vars.iter().flatten();
-    if vars.flat_map(|(key, value)| [key, value]).any(|text| text.contains('\0')) {
-        return Err(InitError::Nul("environment"));
-    }
+    environment::check(vars.map(|(name, value)| (name.as_str(), value.as_str())))?;
     if guest.machine == Machine::Ours {
         if let Some(now) = now {
             report("set the clock", clock_settime(ClockId::Realtime, now).map_err(Into::into));
@@ -132,6 +131,11 @@ mod tests {
         };
         assert!(matches!(apply(&guest, request), Err(InitError::Timestamp(_))));
         assert!(!guest.is_secured());
+        for name in ["", "A=B", "A\0"] {
+            let env_vars = Some([(name.to_owned(), "x".to_owned())].into());
+            let request = InitRequest { env_vars, ..InitRequest::default() };
+            assert!(matches!(apply(&guest, request), Err(InitError::Variable(_))), "{name:?}");
+        }
     }
 
     #[test]
