@@ -93,11 +93,13 @@ pub(crate) fn name_self(name: &str) -> io::Result<()> {
 }
 
 /// Replaces a small file's content in place. Emptying it first would make ext4 write the new blocks out when the file
-/// is closed (`auto_da_alloc`), and this stands on the way of every start.
+/// is closed (`auto_da_alloc`), and even a cut to the length it has is a transaction: this stands on the way of every
+/// start, where the new name is as long as the one before.
 fn overwrite(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
     file.write_all(content)?;
-    file.set_len(content.len().try_into().map_err(io::Error::other)?)
+    let len = content.len().try_into().map_err(io::Error::other)?;
+    if file.metadata()?.len() == len { Ok(()) } else { file.set_len(len) }
 }
 
 /// The line we own is marked, so that a new name replaces it.

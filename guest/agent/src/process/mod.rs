@@ -26,7 +26,10 @@ mod spool;
 use std::{
     collections::{HashMap, VecDeque},
     io,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use aenv_envd_proto::process::ProcessConfig;
@@ -88,6 +91,9 @@ pub(crate) struct Processes {
     cgroup: cgroup::UserCgroup,
     budget: Arc<Budget>,
     table: Mutex<Table>,
+    rehearsal_armed: AtomicBool,
+    /// With one processor a rehearsal would only stand in the way.
+    can_rehearse: bool,
 }
 
 #[derive(Default)]
@@ -128,14 +134,21 @@ impl Processes {
             cgroup: cgroup::UserCgroup::default(),
             budget: Budget::new(output_budget()),
             table: Mutex::default(),
+            rehearsal_armed: AtomicBool::new(false),
+            can_rehearse: std::thread::available_parallelism().is_ok_and(|found| found.get() > 1),
         }))
+    }
+
+    /// The next connection will be the first after a restore.
+    pub(crate) fn arm_rehearsal(&self) {
+        self.rehearsal_armed.store(true, Ordering::Relaxed);
     }
 
     /// Runs a shell that does nothing, as nobody's process, while the caller goes on: after a restore under emulation
     /// the kernel's and the shell's code has to be translated anew, which is most of a first command's time. With one
     /// processor it would only stand in the way. It reads no file of a user and no randomness that matters.
-    pub(crate) fn rehearse(self: &Arc<Self>) {
-        if std::thread::available_parallelism().is_ok_and(|processors| processors.get() > 1) {
+    pub(crate) fn rehearse_if_armed(self: &Arc<Self>) {
+        if self.rehearsal_armed.swap(false, Ordering::Relaxed) && self.can_rehearse {
             let processes = Arc::clone(self);
             // Nobody waits for it, and an image without a shell has nothing to rehearse.
             drop(tokio::task::spawn_blocking(move || rehearsal::run(&processes)));

@@ -154,6 +154,7 @@ async fn accept(listener: TcpListener, app: Arc<App>) {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
+                app.connected();
                 let app = Arc::clone(&app);
                 tokio::spawn(async move {
                     serve(stream, app).await;

@@ -4,7 +4,7 @@ use std::{io, sync::Arc};
 
 use aenv_envd_proto::{
     filesystem::FILESYSTEM_SERVICE_NAME,
-    http::{COLD, INIT_SECRET, InitRequest},
+    http::{INIT_SECRET, InitRequest},
     process::PROCESS_SERVICE_NAME,
 };
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
@@ -45,6 +45,11 @@ impl App {
         let processes = Processes::start(Arc::clone(&guest))?;
         let rpc = Rpc::new(&guest, &processes);
         Ok(Self { guest, processes, rpc, meter: Arc::default(), stop })
+    }
+
+    /// Somebody has connected; the first after a restore is the node, whose words take a while to be read.
+    pub(super) fn connected(&self) {
+        self.processes.rehearse_if_armed();
     }
 
     pub(super) fn guest(&self) -> &Arc<Guest> {
@@ -107,9 +112,6 @@ impl App {
             }
             Route::Init => {
                 self.check_node(request.headers())?;
-                if request.headers().get(COLD).is_some_and(|cold| cold == "1") {
-                    self.processes.rehearse();
-                }
                 let body = collect(request.into_body(), MAX_BODY).await?;
                 let body: InitRequest = match body.trim_ascii_start().first() {
                     None => InitRequest::default(),
@@ -124,6 +126,8 @@ impl App {
             Route::Sync => {
                 self.check_node(request.headers())?;
                 blocking(rustix::fs::sync).await?;
+                // A snapshot follows: who wakes from it starts with untranslated code.
+                self.processes.arm_rehearsal();
                 Ok(status(StatusCode::NO_CONTENT))
             }
             Route::Shutdown => {
