@@ -11,10 +11,42 @@ import pytest
 from conftest import API, GUESTS, KEY, LABEL, everything, healthy
 from e2b import Sandbox, SandboxQuery
 from envd import client, frame, frames
-from hostile import table
+from hostile import Request, posted, table
 
-ROWS = table()
 DEADLINE = 20
+
+
+def silent():
+    """What reads as something else when it is passed over in silence: another filter, another user, no limit."""
+    for path, queries in {
+        "/v2/sandboxes": (
+            "limit=", "limit=%2B5", "limit=%205", "order=", "order=asc&order=desc", "startedAfter=", "template=",
+            "state=running,,paused", "state=,", "metadata=novalue", "metadata=a%3D1%26b", "metadata=a%3D1%26a%3D2",
+            "metadata=a%3D1&metadata=b%3D1", "metadata=%zz", "nextToken=%", "nextToken=a&nextToken=b",
+        ),
+        "/sandboxes": ("metadata=novalue",),
+        "/v2/templates": ("limit=", "limit=5&limit=5", "nextToken=%ff"),
+        "/sandboxes/metrics": ("sandbox_ids=,",),
+    }.items():
+        for query in queries:
+            yield f"silent {path}?{query}", Request("control", "GET", f"{path}?{query}")
+    stat = "/filesystem.Filesystem/Stat"
+    for name, headers in {
+        "Basic that is no base64": {"Authorization": "Basic ***"},
+        "Basic without a colon": {"Authorization": "Basic dXNlcg=="},
+        "Basic that is not UTF-8": {"Authorization": "Basic /zo="},
+        "Basic without anything": {"Authorization": "Basic"},
+        "a time limit in words": {"Connect-Timeout-Ms": "soon"},
+        "a time limit below zero": {"Connect-Timeout-Ms": "-5"},
+        "a time limit of 11 digits": {"Connect-Timeout-Ms": "10000000000"},
+    }.items():
+        yield f"silent {name}", posted(stat, {"path": "/tmp"}, plane="guest", headers=headers)
+    for query in ("path=/etc/hostname&path=/etc/passwd", "path=%zz", "path=/etc/hostname&username=root&username=user"):
+        yield f"silent /files?{query}", Request("guest", "GET", f"/files?{query}")
+
+
+ROWS = [*table(), *silent()]
+assert len({name for name, _ in ROWS}) == len(ROWS), "two rows of one name"
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +198,12 @@ TRUE = {"process": {"cmd": "true"}}
     ("a message cut short", frame(TRUE)[:-3]),
     ("compressed without saying how", frame(TRUE, flags=1)),
     ("an end before the message", frame({}, flags=2)),
+    ("a flag nobody knows", frame(TRUE, flags=0x40)),
+    ("all flags", frame(TRUE, flags=0xFF)),
+    ("a variable without a name", frame({"process": {"cmd": "true", "envs": {"": "x"}}})),
+    ("a variable with = in its name", frame({"process": {"cmd": "true", "envs": {"A=B": "x"}}})),
+    ("a variable with NUL in its name", frame({"process": {"cmd": "true", "envs": {"A\0": "x"}}})),
+    ("a variable with NUL in its value", frame({"process": {"cmd": "true", "envs": {"A": "\0"}}})),
     ("two messages where one belongs", frame(TRUE) + frame(TRUE)),
     ("not JSON", frame(b"{")),
     ("not UTF-8", frame(b'{"process":{"cmd":"\xff"}}')),
@@ -194,6 +232,25 @@ def test_a_bad_stream_ends_with_a_connect_error(box, name, body):
             assert last["error"].get("message"), last
         else:
             assert message(answer.content)
+
+
+@pytest.mark.parametrize("header, code", [
+    (("Connect-Timeout-Ms", "soon"), "invalid_argument"),
+    (("Connect-Timeout-Ms", "-5"), "invalid_argument"),
+    (("Connect-Timeout-Ms", "10000000000"), "invalid_argument"),
+    (("Keepalive-Ping-Interval", "often"), "invalid_argument"),
+    (("Authorization", "Basic ***"), "unauthenticated"),
+    (("Authorization", "Basic dXNlcg=="), "unauthenticated"),
+], ids=lambda value: " ".join(value) if isinstance(value, tuple) else value)
+def test_a_bad_header_ends_a_stream_before_anything_starts(box, header, code):
+    body = frame({"process": {"cmd": "sleep", "args": ["60"]}, "tag": "never"})
+    with client(box) as agent:
+        answer = agent.post("/process.Process/Start", content=body, headers={**STREAM, header[0]: header[1]})
+        flags, end = frames(answer.content)[-1]
+        assert (flags, end["error"]["code"]) == (2, code), end
+        assert end["error"]["message"]
+        assert header[0].lower() in end["error"]["message"].lower(), end
+    assert not [process for process in box.commands.list() if process.tag == "never"]
 
 
 def test_an_unknown_process_is_told_on_the_stream(box):
