@@ -36,6 +36,10 @@ const WORDS: &[&str] = &[
     "init_on_alloc=0",
     "nokaslr",
     "cryptomgr.notests",
+    // Checks at every copy, switch and system call that guard one guest process from another's kernel bugs.
+    "hardened_usercopy=off",
+    "randomize_kstack_offset=off",
+    "psi=0",
     // RDRAND is the host's generator here, so /dev/random works from the first read.
     "random.trust_cpu=on",
     "audit=0",
