@@ -2,7 +2,11 @@
 //!
 //! Nothing is stopped while a sandbox that should be kept couldn't be paused: the command fails and says which.
 
-use super::{Settings, process::Background, settings::Flags};
+use super::{
+    Settings,
+    process::Background,
+    settings::{Flags, reachable},
+};
 use aenv_cli::{
     control::{Control, ListFilter},
     output::say,
@@ -35,7 +39,10 @@ pub(crate) fn run(down: &Down, mut global: aenv_cli::Global) -> Result<ExitCode>
     let settings = Settings::load(&down.flags)?;
     if let Some(server) = Background::find(&settings.server_pid_file(), "server")? {
         if !down.keep {
-            global.api_url.get_or_insert_with(|| format!("http://{}", settings.reachable()));
+            // The server that is about to be stopped, wherever this person's commands go otherwise.
+            let listen =
+                server.argument("--listen").and_then(|word| word.parse().ok()).unwrap_or(settings.listen);
+            global.api_url = Some(format!("http://{}", reachable(listen)));
             let failures = super::runtime(1)?.block_on(quiesce(&global, down.kill))?;
             if !failures.is_empty() {
                 bail!(

@@ -15,6 +15,7 @@ use std::{
 pub(crate) struct Background {
     pid: i32,
     handle: OwnedFd,
+    arguments: Vec<String>,
 }
 
 impl Background {
@@ -33,8 +34,16 @@ impl Background {
         let Ok(handle) = pidfd_open(pid, PidfdFlags::empty()) else { return Ok(None) };
         // Read after the pidfd was taken: if it still is our role, the pidfd is too.
         let Ok(cmdline) = std::fs::read(format!("/proc/{number}/cmdline")) else { return Ok(None) };
-        let is_role = cmdline.split(|b| *b == 0).nth(1) == Some(role.as_bytes());
-        Ok(is_role.then_some(Self { pid: number, handle }))
+        let arguments: Vec<_> =
+            cmdline.split(|b| *b == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+        let is_role = arguments.get(1).is_some_and(|word| word == role);
+        Ok(is_role.then_some(Self { pid: number, handle, arguments }))
+    }
+
+    /// The value it was started with for `--flag`.
+    pub(crate) fn argument(&self, flag: &str) -> Option<&str> {
+        let at = self.arguments.iter().position(|word| word == flag)?;
+        self.arguments.get(at + 1).map(String::as_str)
     }
 
     /// Its pid.

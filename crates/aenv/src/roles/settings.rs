@@ -154,8 +154,7 @@ impl Settings {
 
     /// The address at which this machine reaches its own server.
     pub(crate) fn reachable(&self) -> SocketAddr {
-        let loopback = SocketAddr::from(([127, 0, 0, 1], self.listen.port()));
-        if self.listen.ip().is_unspecified() { loopback } else { self.listen }
+        reachable(self.listen)
     }
 
     /// Socket of storaged.
@@ -246,6 +245,12 @@ fn distance(a: &str, b: &str) -> usize {
         }
     }
     row[b.len()]
+}
+
+/// The address at which a server that listens on `listen` is reached from its own machine.
+pub(crate) fn reachable(listen: SocketAddr) -> SocketAddr {
+    let loopback = SocketAddr::from(([127, 0, 0, 1], listen.port()));
+    if listen.ip().is_unspecified() { loopback } else { listen }
 }
 
 #[cfg(test)]

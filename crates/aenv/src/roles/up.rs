@@ -28,7 +28,8 @@ pub(crate) fn run(up: &Up) -> Result<ExitCode> {
             .with_context(|| format!("can't make {} (are you root?)", dir.display()))?;
     }
     if let Some(server) = Background::find(&settings.server_pid_file(), "server")? {
-        say(&format!("already running (pid {}) on {}", server.pid(), settings.listen));
+        let listen = server.argument("--listen").map_or_else(|| settings.listen.to_string(), str::to_owned);
+        say(&format!("already running (pid {}) on {listen}", server.pid()));
         return Ok(ExitCode::SUCCESS);
     }
     super::runtime(1)?.block_on(start_daemons(&settings, up.detach))?;
