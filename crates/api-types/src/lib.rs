@@ -33,6 +33,8 @@ pub const NEXT_TOKEN_HEADER: &str = "x-next-token";
 pub const API_KEY_HEADER: &str = "x-api-key";
 /// Request header that makes a retried create safe.
 pub const IDEMPOTENCY_KEY_HEADER: &str = "idempotency-key";
+/// Request header of a create: `cold` asks for a restored machine instead of one that waits warm.
+pub const START_HEADER: &str = "x-aenv-start";
 /// Request header that names the sandbox of guest traffic.
 pub const SANDBOX_ID_HEADER: &str = "e2b-sandbox-id";
 /// Request header that names the port of guest traffic; without it, [`ENVD_PORT`].

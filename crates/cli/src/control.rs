@@ -44,9 +44,6 @@ const SEGMENT: &AsciiSet = &CONTROLS
     .add(b'|')
     .add(b'}');
 
-/// Asks that a start use no machine that was prepared ahead (`aenv bench start --cold`).
-pub const START_HEADER: &str = "x-aenv-start";
-
 /// An HTTP client that suits `url`: no proxy towards this machine, and no certificate store where none is needed.
 ///
 /// # Errors
@@ -180,7 +177,7 @@ impl Control {
         let attempt = || {
             let request = self.request(Method::POST, url.clone(), OPERATION_DEADLINE).json(new);
             let request = request.header(IDEMPOTENCY_KEY_HEADER, &key);
-            if cold { request.header(START_HEADER, "cold") } else { request }
+            if cold { request.header(aenv_api_types::START_HEADER, "cold") } else { request }
         };
         let response = match self.send(attempt()).await {
             Err(Error::Dropped(_)) => self.send(attempt()).await?,

@@ -8,8 +8,6 @@ use serde::{Deserialize, Serialize};
 pub const ACCESS_TOKEN: &str = "x-access-token";
 /// Header with the node's secret for the routes that only a node may call; see [`InitRequest`].
 pub const INIT_SECRET: &str = "x-aenv-init";
-/// Header of `POST /init` after a restore: the machine has run nothing yet, so the agent rehearses a command beside it.
-pub const COLD: &str = "x-aenv-cold";
 /// Request header of `Start` and `Connect`: read on from this offset of the process's combined output, and send
 /// offsets in the events.
 pub const OFFSET: &str = "x-aenv-offset";

@@ -394,7 +394,6 @@ pub(crate) fn nobody(told: &Guest, template: &TemplateId) -> Init {
         default_user: told.user.clone(),
         default_workdir: told.workdir.clone(),
         generation: 0,
-        cold: false,
     }
 }
 

@@ -80,7 +80,6 @@ async fn make(
     clock: &mut Clock,
     cancel: &CancellationToken,
 ) -> Result<Machine, StepError> {
-    let cold = matches!(source, Source::Template { .. });
     let machine = match source {
         Source::Warm(machine) => {
             let woken = wake(inner, record, &machine, clock).await;
@@ -105,7 +104,7 @@ async fn make(
             inner.launch(plan, Some(room), clock).await?
         }
     };
-    match introduce(inner, record, &machine, cold, inner.deadlines.agent, clock, cancel).await {
+    match introduce(inner, record, &machine, inner.deadlines.agent, clock, cancel).await {
         Ok(()) => Ok(machine),
         Err(error) => {
             inner.end_machine(machine).await;

@@ -53,7 +53,7 @@ pub(crate) fn after(ttl: Duration) -> Timestamp {
 }
 
 /// What the guest is told.
-fn init_of(record: &Record, cold: bool) -> Init {
+fn init_of(record: &Record) -> Init {
     let mut env = record.guest.env.clone();
     env.extend(record.env_vars.clone());
     Init {
@@ -65,7 +65,6 @@ fn init_of(record: &Record, cold: bool) -> Init {
         default_user: record.guest.user.clone(),
         default_workdir: record.guest.workdir.clone(),
         generation: record.generation,
-        cold,
     }
 }
 
@@ -74,12 +73,11 @@ async fn introduce(
     inner: &Arc<Inner>,
     record: &Record,
     machine: &Machine,
-    cold: bool,
     limit: Duration,
     clock: &mut Clock,
     cancel: &CancellationToken,
 ) -> Result<(), StepError> {
-    let init = init_of(record, cold);
+    let init = init_of(record);
     let mut exit = machine.vm.exit();
     let work = inner.parts.guests.init(&machine.record.slot, &init);
     clock.time("agent", guest("waiting for the guest agent", limit, &mut exit, cancel, work)).await

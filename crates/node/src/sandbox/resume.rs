@@ -110,7 +110,7 @@ async fn make(
         start,
     };
     let made = match inner.launch(plan, Some(room), clock).await {
-        Ok(machine) => match introduce(inner, record, &machine, true, limit, clock, cancel).await {
+        Ok(machine) => match introduce(inner, record, &machine, limit, clock, cancel).await {
             Ok(()) => Ok(machine),
             Err(error) => {
                 inner.end_machine(machine).await;

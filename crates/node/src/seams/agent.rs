@@ -2,6 +2,7 @@
 
 use super::{Fault, Guests, Init, Result};
 use crate::model::GuestMetrics;
+use aenv_envd_proto::http::{INIT_SECRET, InitRequest};
 use aenv_network::{Network, Slot};
 use async_trait::async_trait;
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -11,8 +12,8 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
+use serde::Deserialize;
+use std::{io, sync::Arc, time::Duration};
 use tokio::net::TcpStream;
 
 /// Port of the agent in every guest.
@@ -83,22 +84,6 @@ impl HttpGuests {
     }
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct InitBody<'a> {
-    env_vars: &'a BTreeMap<String, String>,
-    /// Empty takes an earlier token away.
-    access_token: &'a str,
-    timestamp: String,
-    entropy: String,
-    hostname: &'a str,
-    sandbox_id: &'a str,
-    template_id: &'a str,
-    default_user: &'a str,
-    default_workdir: Option<&'a str>,
-    generation: u64,
-}
-
 #[derive(Deserialize)]
 struct MetricsBody {
     cpu_count: u32,
@@ -119,22 +104,23 @@ impl Guests for HttpGuests {
     }
 
     async fn init(&self, slot: &Slot, init: &Init) -> Result<()> {
-        let body = InitBody {
-            env_vars: &init.env,
-            access_token: init.access_token.as_deref().unwrap_or(""),
-            timestamp: Timestamp::now().to_string(),
-            entropy: BASE64_STANDARD.encode(rand::random::<[u8; 64]>()),
-            hostname: &init.sandbox,
-            sandbox_id: &init.sandbox,
-            template_id: &init.template,
-            default_user: &init.default_user,
-            default_workdir: init.default_workdir.as_deref(),
-            generation: init.generation,
+        let body = InitRequest {
+            env_vars: Some(init.env.clone()),
+            // Empty takes an earlier token away.
+            access_token: Some(init.access_token.clone().unwrap_or_default()),
+            timestamp: Some(Timestamp::now().to_string()),
+            default_user: Some(init.default_user.clone()),
+            default_workdir: init.default_workdir.clone(),
+            volume_mounts: Vec::new(),
+            entropy: Some(BASE64_STANDARD.encode(rand::random::<[u8; 64]>())),
+            hostname: Some(init.sandbox.clone()),
+            sandbox_id: Some(init.sandbox.clone()),
+            template_id: Some(init.template.clone()),
+            generation: Some(init.generation),
         };
         let body = serde_json::to_vec(&body).map_err(|error| fault("/init", &error))?;
         let request = request(Method::POST, "/init")
-            .header("x-aenv-init", &init.secret)
-            .header("x-aenv-cold", if init.cold { "1" } else { "0" })
+            .header(INIT_SECRET, &init.secret)
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::from(body))
             .map_err(|error| fault("/init", &error))?;
@@ -143,7 +129,7 @@ impl Guests for HttpGuests {
 
     async fn sync(&self, slot: &Slot, secret: &str) -> Result<()> {
         let request = request(Method::POST, "/aenv/sync")
-            .header("x-aenv-init", secret)
+            .header(INIT_SECRET, secret)
             .body(Full::default())
             .map_err(|error| fault("/aenv/sync", &error))?;
         self.call(slot, request).await.map(drop)

@@ -25,8 +25,6 @@ pub struct Init {
     pub default_workdir: Option<String>,
     /// Grows with every restore.
     pub generation: u64,
-    /// The machine was just restored and ran nothing since: the agent should warm up beside this call.
-    pub cold: bool,
 }
 
 impl std::fmt::Debug for Init {

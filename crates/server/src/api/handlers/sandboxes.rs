@@ -98,7 +98,7 @@ async fn start(
 
 /// `X-Aenv-Start: cold` asks for a restored machine instead of one that waits warm.
 fn wants_cold(headers: &HeaderMap) -> Result<bool> {
-    match single(headers, "x-aenv-start")?.map(axum::http::HeaderValue::as_bytes) {
+    match single(headers, api::START_HEADER)?.map(axum::http::HeaderValue::as_bytes) {
         None => Ok(false),
         Some(b"cold") => Ok(true),
         Some(_) => Err(ApiError::invalid("X-Aenv-Start: the only value is 'cold'")),
