@@ -109,6 +109,25 @@ impl Error {
     pub(crate) fn invalid(what: impl Into<String>, reason: impl std::fmt::Display) -> Self {
         Self::Invalid { what: what.into(), reason: reason.to_string() }
     }
+
+    /// What a registry's failure means for `image`.
+    pub(crate) fn of_registry(image: &str, error: crate::registry::Error) -> Self {
+        use crate::registry::Error as Registry;
+        let (image, reason) = (image.to_owned(), error.to_string());
+        match error {
+            Registry::Unauthorized { .. } | Registry::Forbidden { .. } => {
+                Self::Unauthorized { image, reason }
+            }
+            Registry::NotFound { .. } => Self::NotFound { image, reason },
+            Registry::RateLimited { .. } => Self::RateLimited { image, reason },
+            Registry::Unavailable { .. } | Registry::Unreachable { .. } | Registry::TimedOut { .. } => {
+                Self::Unreachable { image, reason }
+            }
+            Registry::Platform { architecture, .. } => Self::Platform { image, architecture, reason },
+            Registry::Setup(reason) => Self::Host(reason),
+            _ => Self::Invalid { what: image, reason },
+        }
+    }
 }
 
 /// Says what an I/O error happened at.

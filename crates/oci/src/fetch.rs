@@ -1,25 +1,21 @@
-//! From a registry or an archive into an OCI layout, by skopeo.
+//! Into an OCI layout: from a registry by our own client, from an archive by skopeo.
 
 use crate::{
     Error, Reference,
     command::{Context, Tool},
-    error::During as _,
+    error::blocking,
     reference::Remote,
+    registry::{self, Client, Credentials, pull},
 };
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::Write as _,
-    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
+use tokio::time::timeout;
 
 /// Name of the image in the layout that [`fetch`] makes.
 pub(crate) const TAG: &str = "image";
 const DIRECTORY: &str = "fetched";
-const AUTH_FILE: &str = "auth.json";
 
 /// Who asks the registry.
 #[derive(Clone, Default)]
@@ -30,7 +26,7 @@ pub enum Auth {
     Anonymous,
     /// A containers-auth.json(5) file, as `docker login` and `skopeo login` write it.
     File(PathBuf),
-    /// Handed to the tool in a file that only root reads, never on a command line.
+    /// Sent to the registry or the token service it is known to use, nowhere else.
     Password {
         /// The account.
         username: String,
@@ -65,64 +61,72 @@ pub(crate) async fn fetch(
     deadline: Duration,
     context: &Context,
 ) -> Result<PathBuf, Error> {
-    let (source, options) = match reference {
-        Reference::Registry(remote) => {
-            (format!("docker://{}", wanted(remote)), registry_options(remote, auth, context)?)
-        }
-        local => {
-            exists(local)?;
-            (local.to_string(), Vec::new())
-        }
+    let layout = context.scratch.path().join(DIRECTORY);
+    match reference {
+        Reference::Registry(remote) => from_registry(remote, auth, deadline, context, &layout).await?,
+        local => from_archive(local, deadline, context).await?,
+    }
+    Ok(layout)
+}
+
+async fn from_registry(
+    remote: &Remote,
+    auth: &Auth,
+    deadline: Duration,
+    context: &Context,
+    layout: &Path,
+) -> Result<(), Error> {
+    let image = remote.to_string();
+    context.progress.say(&format!("fetching {image}"));
+    let (auth, name) = (auth.clone(), remote.registry.clone());
+    let client = blocking(move || {
+        let options =
+            registry::Options { credentials: credentials(&auth, &name)?, ..registry::Options::default() };
+        Client::new(options).map_err(|e| Error::Host(e.to_string()))
+    })
+    .await?;
+    let say = |line: &str| context.progress.say(line);
+    let pulled = pull::pull(&client, remote, layout, TAG, deadline, &say);
+    let outcome = tokio::select! {
+        () = context.cancel.cancelled() => return Err(Error::Cancelled),
+        outcome = timeout(deadline, pulled) => outcome,
     };
+    match outcome {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(pull::Failure::Registry(error))) => Err(Error::of_registry(&image, error)),
+        Ok(Err(pull::Failure::File(step, source))) => Err(Error::Io { step, source }),
+        Err(_) => Err(Error::TimedOut { step: format!("fetching {image}"), after: deadline }),
+    }
+}
+
+/// Blocking.
+fn credentials(auth: &Auth, registry: &str) -> Result<Credentials, Error> {
+    match auth {
+        Auth::Anonymous => Ok(Credentials::default()),
+        Auth::File(path) if !path.is_file() => {
+            Err(Error::Host(format!("the credentials file {} does not exist", path.display())))
+        }
+        Auth::File(path) => Credentials::from_file(path).map_err(|e| Error::Host(e.to_string())),
+        Auth::Password { username, password } => {
+            Ok(Credentials::default().with(registry, username, password))
+        }
+    }
+}
+
+async fn from_archive(archive: &Reference, deadline: Duration, context: &Context) -> Result<(), Error> {
+    exists(archive)?;
     let tool = Tool::new("skopeo", "skopeo", deadline).command(|command| {
         // We trust what we are told to fetch: there is no signature policy to consult.
         command.args(["--insecure-policy", "--override-os", "linux", "--override-arch", architecture()]);
-        command.args(["copy", "--retry-times", "1", "--dest-oci-accept-uncompressed-layers"]);
-        command.args(options).arg(source).arg(format!("oci:{DIRECTORY}:{TAG}"));
+        command.args(["copy", "--dest-oci-accept-uncompressed-layers"]);
+        command.arg(archive.to_string()).arg(format!("oci:{DIRECTORY}:{TAG}"));
     });
-    context.progress.say(&format!("fetching {reference}"));
+    context.progress.say(&format!("fetching {archive}"));
     let ended = tool.run(context, progress_of).await?;
-    // Credentials are gone as soon as they have served.
-    let _ = std::fs::remove_file(context.scratch.path().join(AUTH_FILE));
-    match (!ended.success()).then(|| explain(reference, &ended.words())).flatten() {
-        Some(known) => return Err(known),
-        None => ended.check()?,
+    match (!ended.success()).then(|| explain(archive, &ended.words())).flatten() {
+        Some(known) => Err(known),
+        None => ended.check(),
     }
-    Ok(context.scratch.path().join(DIRECTORY))
-}
-
-/// skopeo takes a tag or a digest; a digest says all.
-fn wanted(remote: &Remote) -> Remote {
-    let tag = remote.tag.clone().filter(|_| remote.digest.is_none());
-    Remote { tag, ..remote.clone() }
-}
-
-fn registry_options(remote: &Remote, auth: &Auth, context: &Context) -> Result<Vec<String>, Error> {
-    let mut options = Vec::new();
-    if remote.is_loopback() {
-        options.push("--src-tls-verify=false".to_owned());
-    }
-    match auth {
-        Auth::Anonymous => options.push("--src-no-creds".to_owned()),
-        Auth::File(path) if path.is_file() => options.push(format!("--src-authfile={}", path.display())),
-        Auth::File(path) => {
-            return Err(Error::Host(format!("the credentials file {} does not exist", path.display())));
-        }
-        Auth::Password { username, password } => {
-            write_auth(&context.scratch.path().join(AUTH_FILE), &remote.registry, username, password)?;
-            options.push(format!("--src-authfile={AUTH_FILE}"));
-        }
-    }
-    Ok(options)
-}
-
-/// Format: containers-auth.json(5).
-fn write_auth(path: &Path, registry: &str, username: &str, password: &str) -> Result<(), Error> {
-    let step = || "write the credentials for skopeo".to_owned();
-    let entry = BTreeMap::from([("auth", STANDARD.encode(format!("{username}:{password}")))]);
-    let json = serde_json::json!({ "auths": { registry: entry } });
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path).during(step)?;
-    file.write_all(json.to_string().as_bytes()).during(step)
 }
 
 fn exists(local: &Reference) -> Result<(), Error> {
@@ -146,44 +150,10 @@ fn explain(reference: &Reference, words: &str) -> Option<Error> {
     let reason = words.lines().last().map(reason_of).unwrap_or_default();
     let lower = words.to_ascii_lowercase();
     let any = |parts: &[&str]| parts.iter().any(|part| lower.contains(part));
-    // Order matters: a rate limit's message may speak of authentication, a 404's of a manifest for no platform.
-    if any(&["toomanyrequests", "too many requests", "429 "]) {
-        Some(Error::RateLimited { image, reason })
-    } else if any(&["no image found in manifest list", "no image found in image index"]) {
+    if any(&["no image found in manifest list", "no image found in image index"]) {
         Some(Error::Platform { image, architecture: architecture(), reason })
-    } else if any(&[
-        "unauthorized",
-        "authentication required",
-        "access to the resource is denied",
-        "denied:",
-        "403 (forbidden)",
-    ]) {
-        Some(Error::Unauthorized { image, reason })
-    } else if any(&[
-        "manifest unknown",
-        "name unknown",
-        "not found",
-        "404 (not found)",
-        "no descriptor found",
-        "does not exist in index",
-        "no such file",
-    ]) && !any(&["no such host", "lookup "])
-    {
+    } else if any(&["not found", "no descriptor found", "does not exist in index", "no such file"]) {
         Some(Error::NotFound { image, reason })
-    } else if any(&[
-        "no such host",
-        "lookup ",
-        "connection refused",
-        "connection reset",
-        "network is unreachable",
-        "no route to host",
-        "i/o timeout",
-        "tls handshake timeout",
-        "server gave http response to https client",
-        "dial tcp",
-        "deadline exceeded",
-    ]) {
-        Some(Error::Unreachable { image, reason })
     } else {
         None
     }
@@ -211,28 +181,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_registrys_words_become_errors_that_say_what_to_do() {
-        let reference: Reference = "registry.example/a/b:1".parse().unwrap();
+    fn skopeos_words_become_errors_that_say_what_to_do() {
+        let reference: Reference = "oci-archive:/x.tar:y".parse().unwrap();
         let line = |message: &str| format!("time=\"2026-11-30T00:00:00Z\" level=fatal msg=\"{message}\"");
         let kind =
             |message: &str| explain(&reference, &line(message)).map(|e| e.to_string()).unwrap_or_default();
         let table = [
-            (
-                "initializing source: reading manifest 1 in registry.example/a/b: manifest unknown",
-                "was not found",
-            ),
-            ("reading manifest latest: StatusCode: 404, not found", "was not found"),
-            ("requested access to the resource is denied", "refused"),
-            ("unable to retrieve auth token: invalid username/password: unauthorized: x", "refused"),
-            ("toomanyrequests: You have reached your unauthenticated pull rate limit", "rate limit"),
-            (
-                "pinging container registry x: Get \\\"https://x/v2/\\\": dial tcp: lookup x: no such host",
-                "can't be reached",
-            ),
-            (
-                "Get \\\"http://localhost:1/v2/\\\": dial tcp 127.0.0.1:1: connect: connection refused",
-                "can't be reached",
-            ),
+            ("no descriptor found for reference \\\"y\\\"", "was not found"),
+            ("open /x.tar: no such file or directory", "was not found"),
             (
                 "no image found in manifest list for architecture amd64, variant \\\"\\\", OS linux",
                 "no variant for linux/",
@@ -246,18 +202,17 @@ mod tests {
                 kind(message)
             );
         }
-        assert!(kind("dial tcp \\\"x\\\"").contains("dial tcp \"x\""));
+        assert!(kind("no descriptor found for reference \\\"y\\\"").contains("reference \"y\""));
     }
 
     #[test]
-    fn secrets_are_not_shown_and_are_only_for_the_owner() {
-        use std::os::unix::fs::PermissionsExt as _;
+    fn secrets_are_not_shown() {
         let auth = Auth::Password { username: "u".to_owned(), password: "s3cret".to_owned() };
         assert!(!format!("{auth:?}").contains("s3cret"));
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("auth.json");
-        write_auth(&path, "localhost:1", "u", "p").unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), r#"{"auths":{"localhost:1":{"auth":"dTpw"}}}"#);
+        let credentials = credentials(&auth, "localhost:1").unwrap();
+        assert!(!format!("{credentials:?}").contains("s3cret"));
+        let missing =
+            super::credentials(&Auth::File("/nonexistent/auth.json".into()), "x").unwrap_err().to_string();
+        assert!(missing.contains("/nonexistent/auth.json"), "{missing}");
     }
 }

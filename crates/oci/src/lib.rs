@@ -1,7 +1,7 @@
 //! OCI references, image configuration, and the way from an image to a root filesystem.
 //!
 //! [`prepare`] turns a [`Reference`] into a raw ext4 disk and the image's [`ImageConfig`]: fetch into an OCI layout
-//! (skopeo), unpack as root (umoci), make a filesystem (mke2fs). It is correct rather than quick: converting layers
+//! ([`registry`], or skopeo for archives), unpack as root (umoci), make a filesystem (mke2fs). It is correct rather than quick: converting layers
 //! one by one without unpacking them replaces it behind [`Images`]. [`base::build`] makes an image out of Debian
 //! packages for machines that reach no registry.
 //!
@@ -19,6 +19,7 @@ mod fetch;
 mod layout;
 mod prepare;
 pub mod reference;
+pub mod registry;
 mod scratch;
 mod sources;
 

@@ -7,7 +7,7 @@ use aenv_oci::{Auth, CancellationToken, Error, Options, Prepared, Progress, Refe
 use std::{
     collections::BTreeMap,
     fs,
-    io::{BufRead as _, Read as _},
+    io::BufRead as _,
     os::unix::fs::MetadataExt as _,
     path::Path,
     process::{Command, Stdio},
@@ -281,29 +281,31 @@ fn what_a_killed_process_leaves_is_swept_once_its_tools_are_gone() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let (listener, address) = silent_server();
+    // An archive that gives nothing for as long as this test holds its other end.
+    let archive = dir.path().join("archive.tar");
+    run("mkfifo", &[archive.to_str().unwrap()]);
+    let work = dir.path().join("work");
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["prepare_until_killed", "--exact", "--ignored", "--nocapture"])
-        .env("AENV_OCI_TEST", format!("{} {address}/x:1", dir.path().display()))
+        .env("AENV_OCI_TEST", format!("{} oci-archive:{}", work.display(), archive.display()))
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.map_while(Result::ok).any(|line| line.contains("fetching")));
-    // skopeo has connected: it runs.
-    let (mut connection, _) = listener.accept().unwrap();
-    let _ = connection.read(&mut [0; 1]);
+    // Opens once skopeo reads: it runs.
+    let writer = fs::File::options().write(true).open(&archive).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(sweep(dir.path()).unwrap(), 0, "a tool still works in the directory");
-    assert!(fs::read_dir(dir.path()).unwrap().count() > 0);
-    drop((listener, connection));
+    assert_eq!(sweep(&work).unwrap(), 0, "a tool still works in the directory");
+    assert!(fs::read_dir(&work).unwrap().count() > 0);
+    drop(writer);
     let deadline = Instant::now() + Duration::from_secs(60);
-    while sweep(dir.path()).unwrap() == 0 {
+    while sweep(&work).unwrap() == 0 {
         assert!(Instant::now() < deadline, "skopeo did not end");
         std::thread::sleep(Duration::from_millis(100));
     }
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(&work).unwrap().count(), 0);
 }
 
 #[tokio::test]
