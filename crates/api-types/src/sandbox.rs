@@ -9,9 +9,19 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NewSandbox {
-    /// Template id, alias, `name:tag` or `ns/name`.
+    /// Template id, alias, `name:tag` or `ns/name`; or an image reference with its registry, like
+    /// `docker.io/org/task:tag`, which needs no template to be made before.
     #[serde(rename = "templateID")]
     pub template_id: String,
+    /// Virtual CPUs, 1–32, other than the template's. The first such start boots the template's image in that size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_count: Option<i64>,
+    /// Memory in MiB, even, from 128 on, other than the template's.
+    #[serde(default, rename = "memoryMB", skip_serializing_if = "Option::is_none")]
+    pub memory_mb: Option<i64>,
+    /// Virtual disk size in MiB, 256–1048576, other than the template's.
+    #[serde(default, rename = "diskSizeMB", skip_serializing_if = "Option::is_none")]
+    pub disk_size_mb: Option<i64>,
     /// Seconds to live, 1–86400. Default 15 (v1) or 300 (v2).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<i64>,

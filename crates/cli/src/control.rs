@@ -22,6 +22,8 @@ const READ_DEADLINE: Duration = Duration::from_secs(30);
 /// For operations on a machine: start, pause, resume, delete. Larger than the server's own deadlines, so that its
 /// message arrives rather than ours.
 const OPERATION_DEADLINE: Duration = Duration::from_secs(180);
+/// The first start from an image fetches and boots it.
+const START_DEADLINE: Duration = Duration::from_secs(1800);
 /// Longest answer read into memory.
 const MAX_ANSWER: usize = 64 << 20;
 /// What may not stand in one path segment as it is: a template is named `ns/name:tag`.
@@ -175,7 +177,7 @@ impl Control {
         let url = self.url(&["v2", "sandboxes"], &[])?;
         let key = uuid::Uuid::new_v4().to_string();
         let attempt = || {
-            let request = self.request(Method::POST, url.clone(), OPERATION_DEADLINE).json(new);
+            let request = self.request(Method::POST, url.clone(), START_DEADLINE).json(new);
             let request = request.header(IDEMPOTENCY_KEY_HEADER, &key);
             if cold { request.header(aenv_api_types::START_HEADER, "cold") } else { request }
         };

@@ -26,6 +26,9 @@ use jiff::Timestamp;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 
+/// Step whose failures are the image's or its name's.
+pub(crate) const PREPARING: &str = "preparing the image";
+
 /// Begins a build, or returns the one that is ready when the same was pulled before.
 pub(crate) async fn pull(
     inner: &Arc<Inner>,
@@ -146,6 +149,26 @@ pub(crate) fn view(build: &BuildRecord, offset: usize, limit: usize) -> Build {
     }
 }
 
+/// Takes a template's names away, stops its builds and removes what no sandbox uses.
+pub(crate) async fn remove(inner: &Arc<Inner>, id: &TemplateId) -> control::Result<()> {
+    let gone = inner.catalog.change_template(id, |template| {
+        template.deleted = true;
+        template.names.clear();
+    });
+    let Some(gone) = gone else { return Ok(()) };
+    inner.db.save_template(&gone).await.map_err(|error| Error::Internal(error.to_string()))?;
+    for build in inner.catalog.builds_of(id) {
+        if let Some(cancel) = inner.building.lock().get(&build.id) {
+            cancel.cancel();
+        }
+    }
+    inner.pool.review();
+    let (inner, id) = (Arc::clone(inner), id.clone());
+    // In a task of its own: a caller that goes away must not stop it half-way.
+    let task = inner.tasks.clone().spawn(async move { collect(&inner, &id).await });
+    task.await.map_err(|error| Error::Internal(format!("removing a template: {error}")))
+}
+
 /// One build under way: what its steps need to know.
 struct Work {
     inner: Arc<Inner>,
@@ -173,6 +196,7 @@ async fn run(inner: Arc<Inner>, build: BuildRecord, request: PullTemplate, cance
         }
     }
     inner.building.lock().remove(&id);
+    inner.build_ended.notify_waiters();
     inner.pool.review();
     collect(&inner, &template).await;
 }
@@ -231,9 +255,9 @@ impl Work {
         inner.db.save_build(&building).await.step("writing the record")?;
 
         let image = self.image().await?;
-        let disk = inner.relative(&image.disk).ok_or_else(|| {
-            StepError::failed("preparing the image", "its disk lies outside the data directory")
-        })?;
+        let disk = inner
+            .relative(&image.disk)
+            .ok_or_else(|| StepError::failed(PREPARING, "its disk lies outside the data directory"))?;
         let _ = inner.catalog.change_build(&self.build.id, |build| build.digest = Some(image.digest.clone()));
 
         let user = match &image.user {
@@ -287,13 +311,13 @@ impl Work {
         let noting = Arc::clone(&inner);
         let prepare = async move {
             let note = Arc::new(move |text: String| noting.catalog.log(&id, "info", &text, "base"));
-            inner.parts.images.prepare(&request, &dir, note).await.step("preparing the image")
+            inner.parts.images.prepare(&request, &dir, note).await.step(PREPARING)
         };
         let limit = self.inner.deadlines.image;
         let cancel = self.cancel.clone();
         let image = self.clock.time("image", async {
             tokio::select! {
-                image = within("preparing the image", limit, prepare) => image,
+                image = within(PREPARING, limit, prepare) => image,
                 () = cancel.cancelled() => Err(StepError::Cancelled),
             }
         });

@@ -16,6 +16,7 @@ mod adoption;
 mod builds;
 mod catalog;
 pub mod control;
+mod image_start;
 mod journal;
 pub mod lifecycle;
 mod machine;

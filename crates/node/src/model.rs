@@ -230,8 +230,14 @@ pub struct Sandbox {
 /// A request to start a sandbox. The server has checked shapes; the node checks ranges and existence.
 #[derive(Debug, Clone)]
 pub struct CreateSandbox {
-    /// Template id, alias, `name:tag` or `ns/name`.
+    /// Template id, alias, `name:tag` or `ns/name`, or an image reference with its registry or transport.
     pub template: String,
+    /// Virtual CPUs other than the template's.
+    pub vcpus: Option<u8>,
+    /// Memory other than the template's, MiB.
+    pub memory_mib: Option<u32>,
+    /// Virtual disk size other than the template's, MiB.
+    pub disk_mib: Option<u32>,
     /// Time to live from the moment it runs; more than zero.
     pub ttl: Duration,
     /// What the end of life does.

@@ -26,7 +26,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Why a node didn't start.
@@ -89,6 +89,10 @@ pub(crate) struct Inner {
     pub(crate) build_turns: Arc<Semaphore>,
     /// Builds under way and how to stop them.
     pub(crate) building: Mutex<HashMap<crate::model::BuildId, CancellationToken>>,
+    /// Told when any build has ended, well or not.
+    pub(crate) build_ended: Notify,
+    /// Held while a start from an image looks for a build or begins one.
+    pub(crate) image_starts: tokio::sync::Mutex<()>,
     pub(crate) pool: Pool,
     pub(crate) journal: Journal,
     /// Cancelled when the server stops.
@@ -119,6 +123,8 @@ impl Node {
             admission: Admission::new(&limits, host_memory_mib()),
             build_turns: Arc::new(Semaphore::new(limits.max_builds.max(1))),
             building: Mutex::default(),
+            build_ended: Notify::new(),
+            image_starts: tokio::sync::Mutex::default(),
             pool: Pool::new(pool),
             data_dir,
             run_dir,

@@ -4,6 +4,7 @@ use crate::{
     builds,
     catalog::Ready,
     control::{Control, Error, Result, Route, Stats},
+    image_start,
     model::{
         Ack, Build, BuildId, Connected, CreateSandbox, GuestMetrics, LogEntry, LogPage, LogQuery, OnTimeout,
         Page, Principal, PullTemplate, Sandbox, SandboxId, SandboxQuery, State, Template, TemplateId,
@@ -214,21 +215,7 @@ impl Control for Node {
 
     async fn delete_template(&self, who: &Principal, reference: &str) -> Result<()> {
         let (template, _) = self.inner.catalog.find(&who.team, reference)?;
-        let gone = self.inner.catalog.change_template(&template.id, |template| {
-            template.deleted = true;
-            template.names.clear();
-        });
-        let Some(gone) = gone else { return Ok(()) };
-        self.inner.db.save_template(&gone).await.map_err(|error| Error::Internal(error.to_string()))?;
-        for build in self.inner.catalog.builds_of(&template.id) {
-            if let Some(cancel) = self.inner.building.lock().get(&build.id) {
-                cancel.cancel();
-            }
-        }
-        self.inner.pool.review();
-        let (inner, id) = (Arc::clone(&self.inner), template.id);
-        let task = self.inner.tasks.spawn(async move { builds::collect(&inner, &id).await });
-        task.await.map_err(|error| Error::Internal(format!("removing a template: {error}")))
+        builds::remove(&self.inner, &template.id).await
     }
 
     fn stats(&self) -> Stats {
@@ -342,7 +329,7 @@ fn check(inner: &Inner, request: &CreateSandbox) -> Result<()> {
 
 async fn create(inner: &Arc<Inner>, who: &Principal, request: CreateSandbox) -> Result<Sandbox> {
     check(inner, &request)?;
-    let template: String = request.template.clone();
+    let template = image_start::template_for(inner, who, &request).await?;
     let key = request.idempotency_key.clone().map(|key| (who.team.clone(), key));
     // Known before anything is taken, so that a repeated request costs nothing.
     let ready = inner.catalog.resolve(&who.team, &template, |ready, _| Arc::clone(ready))?;
@@ -362,6 +349,8 @@ async fn create(inner: &Arc<Inner>, who: &Principal, request: CreateSandbox) -> 
     // The claim and the first showing are one step to whoever collects builds.
     let claimed = inner.catalog.resolve(&who.team, &template, |current, name| {
         let same = current.build == ready.build;
+        let name =
+            if image_start::is_image(&request.template) { Some(request.template.clone()) } else { name };
         let record = record(who, &request, id.clone(), &ready, name, &source);
         if same {
             inner.publish(&record, None);

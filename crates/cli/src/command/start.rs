@@ -1,4 +1,4 @@
-//! `aenv start`: a sandbox from a template.
+//! `aenv start`: a sandbox from a template or an image.
 
 use super::{Context, pair};
 use crate::{control::known, error::Result, output};
@@ -13,11 +13,20 @@ pub(super) enum OnTimeout {
     Kill,
 }
 
-/// Start a sandbox from a template.
+/// Start a sandbox from a template, or from an image that nobody made one of.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Template: name, name:tag or id
+    /// Template (name, name:tag or id) or image with its registry (docker.io/library/python:3.12)
     template: String,
+    /// Virtual CPUs, other than the template's
+    #[arg(long, value_parser = clap::value_parser!(i64).range(1..))]
+    cpu: Option<i64>,
+    /// Memory in MiB, other than the template's
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(i64).range(1..))]
+    memory: Option<i64>,
+    /// Disk in MiB, other than the template's
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(i64).range(1..))]
+    disk: Option<i64>,
     /// Seconds it lives
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(i64).range(1..))]
     timeout: i64,
@@ -44,6 +53,9 @@ pub struct Args {
 pub(super) async fn run(context: &Context, args: Args) -> Result<u8> {
     let new = NewSandbox {
         template_id: args.template,
+        cpu_count: args.cpu,
+        memory_mb: args.memory,
+        disk_size_mb: args.disk,
         timeout: Some(args.timeout),
         auto_pause: Some(args.on_timeout == OnTimeout::Pause),
         auto_resume: args.auto_resume.then_some(AutoResume { enabled: true }),

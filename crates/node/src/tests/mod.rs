@@ -2,6 +2,7 @@
 
 mod adoption;
 mod faults;
+mod image_start;
 mod life;
 mod pool;
 mod templates;
@@ -34,6 +35,9 @@ pub(crate) fn pull_request() -> PullTemplate {
 pub(crate) fn create_request() -> CreateSandbox {
     CreateSandbox {
         template: "base".into(),
+        vcpus: None,
+        memory_mib: None,
+        disk_mib: None,
         ttl: Duration::from_secs(300),
         on_timeout: OnTimeout::Pause,
         auto_resume: false,
@@ -153,6 +157,11 @@ pub(crate) async fn assert_true(world: &World, node: &Node, dir: &Path, context:
     assert_eq!(dirs(&dir.join("run/machines")).len(), running, "{context}: directories of machines");
     // A node that was stopped promises nothing any more.
     if !node.inner.stop.is_cancelled() {
-        assert_eq!(node.stats().memory_promised_mib, 512 * running as u64, "{context}: memory promised");
+        let promised: u64 = sandboxes
+            .iter()
+            .filter(|sandbox| sandbox.state == State::Running)
+            .map(|sandbox| u64::from(sandbox.memory_mib))
+            .sum();
+        assert_eq!(node.stats().memory_promised_mib, promised, "{context}: memory promised");
     }
 }

@@ -200,6 +200,9 @@ pub(crate) async fn living(node: &Node) -> Vec<Sandbox> {
 
 pub(crate) fn request() -> CreateSandbox {
     CreateSandbox {
+        vcpus: None,
+        memory_mib: None,
+        disk_mib: None,
         template: "base".into(),
         ttl: TTL,
         on_timeout: OnTimeout::Kill,

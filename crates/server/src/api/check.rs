@@ -46,6 +46,12 @@ pub(super) fn number<T: TryFrom<i64>>(field: &str, value: i64, low: i64, high: i
     T::try_from(value).map_err(|_| refused())
 }
 
+/// Memory of a machine, MiB.
+pub(super) fn memory(value: i64) -> Result<u32> {
+    let memory: u32 = number("memoryMB", value, 128, 65_536)?;
+    if memory.is_multiple_of(2) { Ok(memory) } else { Err(ApiError::invalid("memoryMB: must be even")) }
+}
+
 /// Template id, alias, `name:tag`, `ns/name`, or an image reference.
 pub(super) fn template_reference(field: &str, text: &str) -> Result<()> {
     let shape = (1..=MAX_REFERENCE).contains(&text.len())

@@ -79,6 +79,9 @@ impl Fake {
         let started_at = Timestamp::from_second(1_800_000_000 + n).unwrap();
         let asked = CreateSandbox {
             template: "base".into(),
+            vcpus: None,
+            memory_mib: None,
+            disk_mib: None,
             ttl: Duration::from_secs(300),
             on_timeout: OnTimeout::Pause,
             auto_resume: false,

@@ -79,6 +79,9 @@ async fn start(
     check::available(&new)?;
     let request = CreateSandbox {
         template: new.template_id,
+        vcpus: new.cpu_count.map(|count| check::number("cpuCount", count, 1, 32)).transpose()?,
+        memory_mib: new.memory_mb.map(check::memory).transpose()?,
+        disk_mib: new.disk_size_mb.map(|size| check::number("diskSizeMB", size, 256, 1 << 20)).transpose()?,
         ttl,
         on_timeout,
         auto_resume,

@@ -191,10 +191,7 @@ pub(in crate::api) async fn pull(
         ));
     }
     check::template_name("name", &request.name)?;
-    let memory: u32 = check::number("memoryMB", request.memory_mb.unwrap_or(512), 128, 65_536)?;
-    if !memory.is_multiple_of(2) {
-        return Err(ApiError::invalid("memoryMB: must be even"));
-    }
+    let memory = check::memory(request.memory_mb.unwrap_or(512))?;
     let credential_ok = |text: &Option<String>| {
         text.as_ref()
             .is_none_or(|text| (1..=MAX_CREDENTIAL).contains(&text.len()) && !text.contains(char::is_control))
