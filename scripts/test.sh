@@ -114,6 +114,7 @@ run_sdk() {
 
 run_e2e() {
     python_env "$PWD/target/venv-newest" -r tests/sdk-python/requirements-newest.txt
+    export AENV_BASE_IMAGE=$base
     run_pytest e2e "$PWD/target/venv-newest" tests/e2e
 }
 
