@@ -14,6 +14,7 @@
 mod cmdline;
 mod devices;
 pub(crate) mod etc;
+mod grow;
 mod modules;
 mod mounts;
 mod network;
@@ -116,6 +117,11 @@ fn boot(started: Instant) -> Result<Booted, BootError> {
     devices::wait_for(&events, &line.root, DEVICE_WAIT)?;
     let initramfs = mounts::enter_root(&line.root)?;
     mounts::standard();
+    match grow::grow_root(&line.root) {
+        Ok(None) => {}
+        Ok(Some(blocks)) => say(&format!("the root file system has {blocks} blocks now")),
+        Err(err) => say(&format!("grow the root file system: {err}")),
+    }
     phases.end("root");
     if let Some(name) = &line.hostname {
         etc::set_hostname(name);
