@@ -5,18 +5,24 @@
 //! machine while it runs and hands them back; whoever asked may be gone by then. When the sandbox is dead the driver
 //! answers what is left in the mailbox and ends.
 
+mod asked;
+mod finished;
+mod merging;
+
+pub(crate) use asked::{Answer, Ask, Message, in_words};
+
+use self::asked::Waiter;
 use super::{
     Finished, Source, after, create,
     end::{cause_of, end, tombstone},
-    manifest_of,
-    merge::{self, Merged},
-    pause, resume, write_manifest,
+    merge::Merged,
+    pause, resume,
 };
 use crate::{
-    control::{self, Route},
-    lifecycle::{self, Decision, Event, Op, Outcome, Reaction, Reason, Request, settle},
-    machine::{Machine, remove_files},
-    model::{Connected, EndCause, OnTimeout, Sandbox, State},
+    control::{self},
+    lifecycle::{self, Decision, Event, Op, Outcome, Reaction, Reason},
+    machine::Machine,
+    model::{Connected, EndCause, State},
     node::Inner,
     records::Record,
     steps::{StepError, ended},
@@ -26,7 +32,7 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::{mpsc, watch},
     task::{JoinError, JoinHandle},
 };
 use tokio_util::sync::CancellationToken;
@@ -37,56 +43,6 @@ const MAX_WAITING: usize = 64;
 pub(crate) const MAILBOX: usize = 64;
 /// A failed end-of-life pause is tried again after this long.
 const RETRY_EXPIRED: Duration = Duration::from_secs(30);
-
-/// A request with its values.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Ask {
-    Create,
-    Kill,
-    Pause { memory: bool },
-    Connect { ttl: Duration },
-    Resume { ttl: Duration, on_timeout: Option<OnTimeout> },
-    Wake { ttl: Duration },
-    SetTimeout { ttl: Duration },
-    Refresh { ttl: Duration },
-}
-
-impl Ask {
-    fn request(self) -> Request {
-        match self {
-            Self::Create => Request::Create,
-            Self::Kill => Request::Kill,
-            Self::Pause { memory } => Request::Pause { memory },
-            Self::Connect { .. } => Request::Connect,
-            Self::Resume { .. } => Request::Resume,
-            Self::Wake { .. } => Request::Wake,
-            Self::SetTimeout { .. } => Request::SetTimeout,
-            Self::Refresh { .. } => Request::Refresh,
-        }
-    }
-}
-
-/// What came of it.
-#[derive(Debug, Clone)]
-pub(crate) enum Answer {
-    Done,
-    Sandbox(Box<Sandbox>),
-    Connected(Box<Connected>),
-    Route(Box<Route>),
-}
-
-type Reply = oneshot::Sender<control::Result<Answer>>;
-
-/// What a driver is told.
-pub(crate) enum Message {
-    Ask(Ask, Reply),
-    Merged(Option<Merged>),
-}
-
-struct Waiter {
-    ask: Ask,
-    reply: Reply,
-}
 
 /// How a driver begins.
 pub(crate) enum Begin {
@@ -409,117 +365,6 @@ impl Driver {
         self.finished(Finished { record, machine: None, outcome: Outcome::Lost, error, exit: None }).await;
     }
 
-    async fn finished(&mut self, finished: Finished) {
-        let Some(Running { op, joined, .. }) = self.running.take() else { return };
-        let Finished { record, machine, outcome, error, exit } = finished;
-        self.record = record;
-        self.exit = machine.as_ref().map(|machine| machine.vm.exit());
-        self.machine = machine;
-        let state = settle(op, outcome);
-        self.inner.observe(op.name(), &self.record.sandbox.phases);
-        self.report(op, error.as_ref());
-
-        if state == State::Dead && !matches!(op, Op::End(_)) {
-            // It failed and nothing is left to go on with: clean up first, then answer.
-            if let Some(error) = &error {
-                let id = self.record.sandbox.id.to_string();
-                self.failed.extend(joined.into_iter().map(|waiter| (waiter, error.answer(&id))));
-            }
-            let killed = self.then.take();
-            let cause = match (&killed, &exit, &error) {
-                (Some(_), _, _) => EndCause::Killed,
-                (None, Some(exit), _) => cause_of(exit),
-                (None, None, Some(StepError::Exited { exit, .. })) if op != Op::Create => cause_of(exit),
-                _ => EndCause::StartFailed,
-            };
-            let detail = match (&killed, &exit, &error) {
-                (Some(_), _, _) => "asked for".to_owned(),
-                (None, Some(exit), _) => exit.detail.clone(),
-                (None, None, Some(error)) => error.to_string(),
-                (None, None, None) => String::new(),
-            };
-            self.bury(cause, &detail, op.state());
-            if let (Some((_, waiter)), Some(running)) = (killed, &mut self.running) {
-                running.joined.push(waiter);
-            }
-            return;
-        }
-        self.record.sandbox.state = state;
-        self.publish();
-        for (waiter, error) in self.failed.drain(..) {
-            let _ = waiter.reply.send(Err(error));
-        }
-        if let Some(error) = &error {
-            if self.expired_already() {
-                self.retry_at = Some(tokio::time::Instant::now() + RETRY_EXPIRED);
-            }
-            for waiter in joined {
-                self.answer(waiter, Err(error));
-            }
-        } else {
-            self.extend(&joined).await;
-            for waiter in joined {
-                self.joined_answer(op, waiter);
-            }
-        }
-        if let Some((op, waiter)) = self.then.take() {
-            match state {
-                State::Dead => self.answer(waiter, Ok(())),
-                _ => self.begin(op, Some(waiter)),
-            }
-        }
-        while self.running.is_none()
-            && let Some(waiter) = self.queued.pop_front()
-        {
-            if self.state() == State::Dead {
-                self.answer(waiter, Ok(()));
-            } else {
-                self.receive(waiter).await;
-            }
-        }
-        // What still waits belongs behind the operation that has just begun: decided again, so that a kill comes first.
-        if self.running.is_some() {
-            for waiter in std::mem::take(&mut self.queued) {
-                self.receive(waiter).await;
-            }
-        }
-        if let (None, Some(merged)) = (&self.running, self.merged.take()) {
-            self.merged(Some(merged)).await;
-        }
-        self.tidy();
-    }
-
-    fn joined_answer(&self, op: Op, waiter: Waiter) {
-        match waiter.ask {
-            Ask::Connect { .. } => self.respond(waiter, op == Op::Resume),
-            _ => self.answer(waiter, Ok(())),
-        }
-    }
-
-    /// Several may have asked for the same resume: the longest life wins.
-    async fn extend(&mut self, joined: &[Waiter]) {
-        if self.state() != State::Running {
-            return;
-        }
-        let longest = joined.iter().filter_map(|waiter| match waiter.ask {
-            Ask::Connect { ttl } | Ask::Wake { ttl } | Ask::Resume { ttl, .. } => Some(after(ttl)),
-            _ => None,
-        });
-        let Some(longest) = longest.max() else { return };
-        // A millisecond has passed since the operation set it: that is no reason to write again.
-        if longest.duration_since(self.record.sandbox.end_at) > jiff::SignedDuration::from_secs(1) {
-            self.record.sandbox.end_at = longest;
-            if let Err(error) = self.inner.db.save(&self.record).await {
-                tracing::error!(sandbox = %self.record.sandbox.id, %error, "a longer life could not be written down");
-            }
-            self.publish();
-        }
-    }
-
-    fn expired_already(&self) -> bool {
-        self.state() == State::Running && Timestamp::now() >= self.record.sandbox.end_at
-    }
-
     fn exited(&mut self, exit: &Exit) {
         self.exit = None;
         if let Reaction::Start(Op::End(_)) = lifecycle::react(self.state(), Event::Exited) {
@@ -536,86 +381,4 @@ impl Driver {
             self.begin(op, None);
         }
     }
-
-    fn report(&self, op: Op, error: Option<&StepError>) {
-        let id = &self.record.sandbox.id;
-        let micros = self.record.sandbox.phases.last().map_or(0, |phase| phase.micros);
-        match error {
-            None => {
-                tracing::info!(sandbox = %id, operation = op.name(), micros, "done");
-                self.inner.note(id, "info", &format!("{} done in {} ms", op.name(), micros / 1000));
-            }
-            Some(error) => {
-                tracing::warn!(sandbox = %id, operation = op.name(), micros, %error, "failed");
-                self.inner.note(id, "error", &format!("{} failed: {error}", op.name()));
-            }
-        }
-        if let (Op::End(_), Some(tombstone)) = (op, &self.record.sandbox.tombstone) {
-            self.inner.ended(tombstone.cause);
-        }
-    }
-
-    /// Starts a merge when a stack has grown too long.
-    fn tidy(&mut self) {
-        if self.merging || self.running.is_some() {
-            return;
-        }
-        let Some((kind, from)) = merge::wanted(&self.record) else { return };
-        self.merging = true;
-        let (inner, id, mailbox) =
-            (Arc::clone(&self.inner), self.record.sandbox.id.clone(), self.mailbox.downgrade());
-        self.inner.tasks.spawn(async move {
-            let merged = merge::merge(Arc::clone(&inner), id, kind, from).await;
-            let Some(mailbox) = mailbox.upgrade() else { return };
-            let (Ok(()) | Err(_)) = mailbox.send(Message::Merged(merged)).await;
-        });
-    }
-
-    async fn merged(&mut self, merged: Option<Merged>) {
-        if self.running.is_some() {
-            self.merged = merged;
-            return;
-        }
-        let Some(merged) = merged else {
-            // Not tried again before the next operation, which calls `tidy`.
-            self.merging = false;
-            return;
-        };
-        self.merging = false;
-        let before = self.record.clone();
-        let Some(replaced) = merge::apply(&mut self.record, &merged) else {
-            merge::discard(&self.inner, &merged).await;
-            return;
-        };
-        let written = async {
-            if self.record.sandbox.state == State::Paused {
-                let manifest = manifest_of(&self.inner, &self.record).await?;
-                let path = self.inner.at(&super::home(&self.record.sandbox.id)).join("snapshot.json");
-                write_manifest(manifest, path).await?;
-            }
-            self.inner
-                .db
-                .save_durably(&self.record)
-                .await
-                .map_err(|error| StepError::failed("merging", error))
-        };
-        if let Err(error) = written.await {
-            tracing::warn!(sandbox = %self.record.sandbox.id, %error, "merged layers are not used");
-            self.record = before;
-            merge::discard(&self.inner, &merged).await;
-            return;
-        }
-        if let (Some(machine), Some(record)) = (&mut self.machine, &self.record.machine) {
-            machine.record.memory_layers.clone_from(&record.memory_layers);
-        }
-        remove_files(replaced.into_iter().map(|path| self.inner.at(&path))).await;
-        self.tidy();
-    }
-}
-
-/// A tombstone as half a sentence.
-pub(crate) fn in_words(tombstone: &crate::model::Tombstone) -> String {
-    let cause =
-        serde_json::to_value(tombstone.cause).ok().and_then(|value| value.as_str().map(str::to_owned));
-    format!("{} at {}: {}", cause.unwrap_or_default(), tombstone.at, tombstone.detail)
 }
