@@ -98,6 +98,12 @@ pub struct InspectedSandbox {
     /// Build it was made from.
     #[serde(rename = "buildID")]
     pub build_id: String,
+    /// `ENTRYPOINT` of its image: told, not run.
+    #[serde(default)]
+    pub image_entrypoint: Vec<String>,
+    /// `CMD` of its image: told, not run.
+    #[serde(default)]
+    pub image_cmd: Vec<String>,
     /// Steps of its latest operation.
     pub phases: Vec<PhaseTiming>,
     /// Set once it ended.

@@ -221,10 +221,22 @@ pub struct Sandbox {
     pub traffic_token: Option<String>,
     /// Whether it may reach the internet.
     pub allow_internet_access: bool,
+    /// What its image would run by itself: `ENTRYPOINT`, then `CMD`.
+    #[serde(default)]
+    pub image_command: ImageCommand,
     /// Steps of the latest operation.
     pub phases: Vec<Phase>,
     /// Set once it ended.
     pub tombstone: Option<Tombstone>,
+}
+
+/// What an image would run by itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageCommand {
+    /// `ENTRYPOINT`: program and first arguments; empty when there is none.
+    pub entrypoint: Vec<String>,
+    /// `CMD`: default arguments, or the program where there is no entrypoint.
+    pub cmd: Vec<String>,
 }
 
 /// A request to start a sandbox. The server has checked shapes; the node checks ranges and existence.

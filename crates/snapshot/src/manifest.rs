@@ -98,6 +98,12 @@ pub struct Guest {
     pub user: String,
     /// Working directory of commands that name none.
     pub workdir: Option<String>,
+    /// What the image would run: its `ENTRYPOINT`. Told to whoever asks, never run by itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub entrypoint: Vec<String>,
+    /// Its `CMD`, likewise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cmd: Vec<String>,
 }
 
 /// A snapshot.

@@ -309,3 +309,17 @@ async fn a_crowd_that_connects_and_leaves_costs_nothing_lasting() {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 }
+
+#[tokio::test]
+async fn a_refusal_that_leaves_a_body_unread_says_that_the_connection_ends() {
+    let agent = Agent::start();
+    let mut stream = TcpStream::connect(agent.address).await.expect("the port is open");
+    // The body never comes: what the proxy hands over in a second packet may come too late.
+    let head = "POST /files?path=/tmp/x&username=ghost HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.expect("the agent listens");
+    let mut answer = Vec::new();
+    within(stream.read_to_end(&mut answer)).await.expect("an answer, then its end");
+    let answer = String::from_utf8_lossy(&answer).to_ascii_lowercase();
+    assert!(answer.starts_with("http/1.1 401"), "{answer}");
+    assert!(answer.contains("connection: close"), "{answer}");
+}

@@ -62,6 +62,8 @@ impl Work {
             env: image.env.clone(),
             user,
             workdir: image.workdir.clone(),
+            entrypoint: image.entrypoint.clone(),
+            cmd: image.cmd.clone(),
         };
         let room = inner.admit(self.request.memory_mib).await?;
         let memory_file = self.home.join("memory.raw");

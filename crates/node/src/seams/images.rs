@@ -34,6 +34,10 @@ pub struct Image {
     pub user: Option<String>,
     /// Working directory, when the image names one.
     pub workdir: Option<String>,
+    /// Program and first arguments the image would run; empty when there is none.
+    pub entrypoint: Vec<String>,
+    /// Default arguments, or the program where there is no entrypoint.
+    pub cmd: Vec<String>,
     /// Users of its `/etc/passwd`.
     pub users: Vec<String>,
 }

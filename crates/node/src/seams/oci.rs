@@ -137,6 +137,8 @@ fn image(described: &Described, disk: PathBuf) -> Image {
         user,
         // The root directory is what an image has that says nothing.
         workdir: Some(config.working_dir.clone()).filter(|dir| dir != "/" && !dir.is_empty()),
+        entrypoint: config.entrypoint.clone(),
+        cmd: config.cmd.clone(),
         users: described.users.iter().map(|user| user.name.clone()).collect(),
     }
 }

@@ -23,6 +23,8 @@ async fn a_created_sandbox_runs_with_its_own_identity() {
     assert_eq!(identity.access_token, sandbox.envd_token);
     assert_eq!(identity.default_user, "user");
     assert_eq!(identity.default_workdir.as_deref(), Some("/app"));
+    assert_eq!(sandbox.image_command.entrypoint, ["/entry"]);
+    assert_eq!(sandbox.image_command.cmd, ["serve"]);
     assert_eq!((identity.env["FROM_IMAGE"].as_str(), identity.env["BOTH"].as_str()), ("1", "request"));
     let names: Vec<_> = sandbox.phases.iter().map(|phase| phase.name.as_str()).collect();
     assert_eq!(names, ["queued", "network", "storage", "memory", "restore", "agent", "total"]);

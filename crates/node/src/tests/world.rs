@@ -546,6 +546,8 @@ impl Images for World {
             env: BTreeMap::from([("FROM_IMAGE".into(), "1".into()), ("BOTH".into(), "image".into())]),
             user: None,
             workdir: Some("/app".into()),
+            entrypoint: vec!["/entry".into()],
+            cmd: vec!["serve".into()],
             users: vec!["root".into(), "user".into()],
         })
     }

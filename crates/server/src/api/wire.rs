@@ -89,7 +89,10 @@ pub(super) fn inspected(
     domain: Option<&str>,
 ) -> api::InspectedSandbox {
     let phases = std::mem::take(&mut sandbox.phases);
+    let image = std::mem::take(&mut sandbox.image_command);
     api::InspectedSandbox {
+        image_entrypoint: image.entrypoint,
+        image_cmd: image.cmd,
         lifecycle_state: snake(sandbox.state),
         build_id: sandbox.build.to_string(),
         phases: phases

@@ -8,6 +8,10 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use hyper::body::Incoming;
 use std::{
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
 };
 use tokio_util::sync::WaitForCancellationFutureOwned;
@@ -18,12 +22,27 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 pub(super) struct Upload {
     inner: Body,
     counter: Counter,
+    taken: Taken,
+}
+
+/// Whether a client's body has been read to its end.
+#[derive(Clone, Default)]
+pub(super) struct Taken(Arc<AtomicBool>);
+
+impl Taken {
+    pub(super) fn whole(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 impl Upload {
-    pub(super) fn wrap(inner: Body, counter: Counter) -> Body {
+    pub(super) fn wrap(inner: Body, counter: Counter, taken: Taken) -> Body {
         // A body known to be empty is left as it is, so that no framing is made up for it.
-        if inner.is_end_stream() { inner } else { Body::new(Self { inner, counter }) }
+        if inner.is_end_stream() {
+            taken.0.store(true, Ordering::Release);
+            return inner;
+        }
+        Body::new(Self { inner, counter, taken })
     }
 }
 
@@ -40,6 +59,9 @@ impl HttpBody for Upload {
             && let Some(data) = frame.data_ref()
         {
             self.counter.add(data.len());
+        }
+        if matches!(frame, Poll::Ready(None)) || self.inner.is_end_stream() {
+            self.taken.0.store(true, Ordering::Release);
         }
         frame
     }

@@ -2,7 +2,7 @@
 
 use super::{
     Inner, Peer,
-    body::{Download, Upload},
+    body::{Download, Taken, Upload},
     headers,
     lane::Ticket,
     reply::Refusal,
@@ -43,7 +43,8 @@ impl Inner {
         let client = protocol.is_some().then(|| hyper::upgrade::on(&mut request));
         let mask = route.mask_request_host.clone();
         let request = headers::towards_guest(request, port, mask.as_deref(), peer, protocol.as_ref());
-        let mut request = request.map(|body| Upload::wrap(body, self.metrics.up.clone()));
+        let taken = Taken::default();
+        let mut request = request.map(|body| Upload::wrap(body, self.metrics.up.clone(), taken.clone()));
 
         // A tunnel needs a connection of its own: afterwards it can't be reused.
         let mut reuse = if client.is_some() { 0 } else { MAX_REUSE_ATTEMPTS };
@@ -68,7 +69,10 @@ impl Inner {
                 () = cut.cancelled() => return Err(Refusal::NotFound(Some("its machine is gone".to_owned()))),
             };
             match sent {
-                Ok(response) => return self.answer(response, sender, ticket, port, client, protocol),
+                Ok(response) => {
+                    let answer = self.answer(response, sender, ticket, port, client, protocol)?;
+                    return Ok(ends_with(answer, &taken));
+                }
                 // Closed by the guest between two requests. What was never sent may be sent again, and so may what
                 // can't have done anything.
                 Err(mut failed) => match failed.take_message().or(replay) {
@@ -176,6 +180,15 @@ impl Inner {
             }
         }
     }
+}
+
+/// The guest answered before it had the whole body: what is left of it can't be told from a next request, so the client's
+/// connection ends with this answer. Said in time, no client sends a next request into a closing connection.
+fn ends_with(mut answer: Response<Body>, taken: &Taken) -> Response<Body> {
+    if !taken.whole() && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    answer
 }
 
 /// A copy of a request that may be sent twice: a safe method without a body.

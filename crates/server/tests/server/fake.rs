@@ -113,6 +113,7 @@ impl Fake {
             envd_token: Some(format!("envd-{id}")),
             traffic_token: None,
             allow_internet_access: true,
+            image_command: aenv_node::model::ImageCommand::default(),
             phases: vec![aenv_node::model::Phase { name: "restore".into(), micros: 42_000 }],
             tombstone: None,
         };

@@ -377,3 +377,20 @@ async fn a_refusal_of_the_proxy_can_be_read_by_a_page() {
     assert_eq!(answer.headers["access-control-allow-origin"], "*");
     assert_ne!(answer.json()["message"], Value::Null);
 }
+
+#[tokio::test]
+async fn an_answer_that_comes_before_the_whole_body_ends_the_clients_connection_by_name() {
+    let world = world().await;
+    let id = world.node.add(|_| ());
+    let ask = |path: &str, length: usize, body: &str| {
+        format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nE2b-Sandbox-Id: {id}\r\nE2b-Sandbox-Port: 3000\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        )
+    };
+    let cut_short = world.raw(ask("/headers", 10, "x").as_bytes()).await.to_ascii_lowercase();
+    assert!(cut_short.starts_with("http/1.1 200"), "{cut_short}");
+    assert!(cut_short.contains("connection: close"), "{cut_short}");
+    let whole = world.raw(ask("/echo", 1, "x").as_bytes()).await.to_ascii_lowercase();
+    assert!(whole.starts_with("http/1.1 200") && !whole.contains("connection: close"), "{whole}");
+}

@@ -7,7 +7,8 @@ use aenv_envd_proto::{
     http::{INIT_SECRET, InitRequest},
     process::PROCESS_SERVICE_NAME,
 };
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version, header};
+use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::sync::Notify;
 
@@ -57,15 +58,20 @@ impl App {
     }
 
     pub(super) async fn answer(&self, request: Request<Incoming>) -> Answer {
-        let mut answer = if request.method() == Method::OPTIONS {
-            preflight(request.headers())
+        let with_body = !request.body().is_end_stream() && request.version() < Version::HTTP_2;
+        let (mut answer, refused) = if request.method() == Method::OPTIONS {
+            (preflight(request.headers()), with_body)
         } else {
             match self.dispatch(request).await {
-                Ok(answer) => answer,
-                Err(refusal) => refusal.answer(),
+                Ok(answer) => (answer, false),
+                Err(refusal) => (refusal.answer(), with_body),
             }
         };
         let headers = answer.headers_mut();
+        if refused {
+            // The body may be unread, and then the connection ends: said so, or the proxy sends its next request into it.
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
         headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
         answer
