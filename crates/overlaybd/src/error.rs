@@ -16,6 +16,17 @@ pub enum Error {
     /// The bytes are not an LSMT layer, or damaged, or of a kind this code doesn't read.
     #[error("not a usable layer: {0}; fetch or build the layer again")]
     BadLayer(String),
+    /// A compressed file is damaged or of a kind this code doesn't read.
+    #[error("unusable ZFile: at byte {offset}: {what}; fetch or build the layer again")]
+    BadZFile {
+        /// Where in the compressed file.
+        offset: u64,
+        /// What is wrong there.
+        what: String,
+    },
+    /// Whoever asked for the work told it to stop. What was written so far is to be thrown away.
+    #[error("stopped by its caller; the unfinished output can be deleted")]
+    Cancelled,
     /// The files of a writable upper are damaged or don't belong together.
     #[error("unusable upper: {0}")]
     BadUpper(String),
@@ -59,6 +70,7 @@ impl From<Error> for io::Error {
             Error::Io { source, .. } => source.kind(),
             Error::Commit(source) => source.kind(),
             Error::BadRange(_) => io::ErrorKind::InvalidInput,
+            Error::Cancelled => io::ErrorKind::Interrupted,
             _ => io::ErrorKind::InvalidData,
         };
         io::Error::new(kind, error)

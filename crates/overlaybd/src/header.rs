@@ -28,8 +28,6 @@ pub const HEADER_LEN: u64 = 4096;
 
 const SPACE: usize = 4096;
 const MAGIC: [u8; 24] = *b"LSMT\0\x01\x02\0\x65\x7e\x63\xd2\x94\x44\x08\x4c\xa2\xd2\xc8\xec\x4f\xcf\xae\x8a";
-/// What a compressed layer starts with instead.
-const ZFILE_MAGIC: &[u8] = b"ZFile\0\x01";
 const STRUCT_SIZE: u32 = 390;
 const VERSION: u8 = 1;
 const TAG_LEN: usize = 256;
@@ -117,11 +115,6 @@ impl Header {
         };
         if bytes.len() < SPACE {
             return bad(format!("the {place} is cut short"));
-        }
-        if bytes.starts_with(ZFILE_MAGIC) {
-            return bad(
-                "it is ZFile-compressed, which is not read yet; unpack it with overlaybd-zfile".into()
-            );
         }
         if bytes[..24] != MAGIC {
             return bad(format!("the {place} does not start with LSMT's magic bytes"));
@@ -233,7 +226,6 @@ mod tests {
             Header::decode(&bytes, role).unwrap_err().to_string()
         };
         assert!(refused(0, b"X", Role::DataTrailer).contains("magic"));
-        assert!(refused(0, b"ZFile\0\x01\0", Role::DataTrailer).contains("ZFile-compressed"));
         assert!(refused(24, &[0xff], Role::DataTrailer).contains("390"));
         assert!(refused(132, &[9], Role::DataTrailer).contains("version 9"));
         assert!(refused(28, &[0x16], Role::DataTrailer).contains("sparse"));

@@ -1,4 +1,5 @@
-//! One immutable layer: an LSMT file, or a flat file standing for itself.
+//! One immutable layer: an LSMT file, plain or compressed, alone or in a tar archive, or a flat file standing for
+//! itself.
 
 use std::sync::Arc;
 
@@ -10,6 +11,8 @@ use crate::header::{HEADER_LEN, Header, Role};
 use crate::index::{Index, MAX_INDEX_ENTRIES};
 use crate::io::ReadAt;
 use crate::mapping::{Mapping, RUN_SECTORS, SECTOR};
+use crate::tar_wrap;
+use crate::zfile::{BlockCache, ZFILE_HEADER_LEN, ZFileHeader, ZFileReader};
 
 /// What a layer says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,9 +36,33 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Opens an LSMT file. Nothing in it is trusted: magic, version, kind and every size are checked against the
+    /// Opens an LSMT file, which may be compressed as a ZFile, and either may be the one file of a tar archive: its
+    /// first bytes say which. A compressed layer keeps up to 1 MiB of decoded blocks; see
+    /// [`open_with`](Self::open_with) to share that. Nothing in it is trusted: magic, version, kind and every size are checked against the
     /// file's length and our bounds, the index for order and for staying inside the data section.
     pub fn open(source: Arc<dyn ReadAt>) -> Result<Self, Error> {
+        Self::open_as(tar_wrap::unwrap(source)?, None)
+    }
+
+    /// Like [`open`](Self::open), with a cache of decoded blocks that other layers may share.
+    pub fn open_with(source: Arc<dyn ReadAt>, cache: &Arc<BlockCache>) -> Result<Self, Error> {
+        Self::open_as(tar_wrap::unwrap(source)?, Some(cache))
+    }
+
+    fn open_as(source: Arc<dyn ReadAt>, cache: Option<&Arc<BlockCache>>) -> Result<Self, Error> {
+        let mut first = [0u8; 24];
+        if source.size().map_err(Error::io("reading the layer's size"))? >= ZFILE_HEADER_LEN {
+            source.read_at(&mut first, 0).map_err(Error::io("reading a layer's first bytes"))?;
+        }
+        let compressed = ZFileHeader::recognises(&first);
+        match (compressed, cache) {
+            (false, _) => Self::open_plain(source),
+            (true, None) => Self::open_plain(Arc::new(ZFileReader::open(source)?)),
+            (true, Some(cache)) => Self::open_plain(Arc::new(ZFileReader::open_with(source, cache.clone())?)),
+        }
+    }
+
+    fn open_plain(source: Arc<dyn ReadAt>) -> Result<Self, Error> {
         let bad = |what: String| Error::BadLayer(what);
         let size = source.size().map_err(Error::io("reading the layer's size"))?;
         if size < 2 * HEADER_LEN {

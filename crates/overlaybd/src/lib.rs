@@ -9,7 +9,7 @@
 //!        │
 //!      Stack ─────── one merged Index over all layers             read
 //!        │
-//!      Layer … Layer (LSMT or raw)                                LayerBuilder, merge_layers make them
+//!      Layer … Layer (LSMT, plain or in a ZFile, or raw)          LayerBuilder, merge_layers make them
 //!        │
 //!      dyn ReadAt    a file here; a cache over a registry elsewhere
 //! ```
@@ -29,8 +29,10 @@ mod log_index;
 mod mapping;
 mod merge;
 mod stack;
+mod tar_wrap;
 mod upper;
 mod writable;
+mod zfile;
 
 pub use builder::{BuildOptions, BuiltLayer, LayerBuilder, build_from_file};
 pub use error::Error;
@@ -39,7 +41,11 @@ pub use index::{Index, MAX_INDEX_ENTRIES, UPSTREAM_MAX_INDEX_ENTRIES};
 pub use io::{ReadAt, WriteAt};
 pub use layer::{Layer, LayerInfo};
 pub use mapping::{MAX_MAPPING_SECTORS, Mapping, SECTOR};
-pub use merge::{MergeOptions, merge_layers};
+pub use merge::{MergeOptions, MergeProgress, merge_layers, merge_layers_with};
 pub use stack::{MAX_LAYERS, Stack};
 pub use upper::{Upper, UpperOptions};
 pub use writable::{Sealed, WritableStack};
+pub use zfile::{
+    Algorithm, BlockCache, MAX_BLOCK, MIN_BLOCK, ZFILE_HEADER_LEN, ZFileHeader, ZFileOptions, ZFilePart,
+    ZFileReader, ZFileSink, ZFileSummary, ZFileWriter, compress_to_zfile,
+};

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::Error;
-use crate::index::Index;
+use crate::index::{Index, MAX_INDEX_ENTRIES};
 use crate::io::ReadAt;
 use crate::layer::{Layer, LayerInfo};
 use crate::mapping::{Mapping, SECTOR};
@@ -26,6 +26,7 @@ impl Stack {
     pub fn new(layers: Vec<Layer>, virtual_size: u64) -> Result<Self, Error> {
         check_size(virtual_size)?;
         check_count(layers.len())?;
+        check_entries(&layers)?;
         for pair in layers.windows(2) {
             check_parent(&pair[0].info, &pair[1].info)?;
         }
@@ -127,6 +128,14 @@ pub(crate) fn check_size(virtual_size: u64) -> Result<(), Error> {
 
 fn check_count(got: usize) -> Result<(), Error> {
     if got > MAX_LAYERS { Err(Error::TooManyLayers { got, max: MAX_LAYERS }) } else { Ok(()) }
+}
+
+/// A merge holds all entries in memory twice: 2 GiB at most.
+pub(crate) fn check_entries(layers: &[Layer]) -> Result<(), Error> {
+    const MAX: u64 = 4 * MAX_INDEX_ENTRIES;
+    let got = layers.iter().map(|layer| layer.index.entries().len()).sum::<usize>();
+    let got = u64::try_from(got).unwrap_or(u64::MAX);
+    if got > MAX { Err(Error::IndexTooLarge { got, max: MAX }) } else { Ok(()) }
 }
 
 fn check_parent(below: &LayerInfo, above: &LayerInfo) -> Result<(), Error> {
