@@ -13,10 +13,12 @@
 //! guest reads and writes, [`Exporter`](export::Exporter) makes a device a path that a VMM can open. This crate
 //! doesn't know what a sandbox is: names and holders are the caller's.
 
+pub mod cache;
 pub mod control;
 pub mod device;
 pub mod export;
 pub mod exports;
+pub mod remote;
 pub mod source;
 pub mod spec;
 pub mod storaged;

@@ -1,5 +1,7 @@
 //! Where the bytes of layers come from.
 
+mod cached;
+
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -9,8 +11,9 @@ use aenv_overlaybd::{Layer, ReadAt};
 
 use crate::spec::{LayerKind, LayerSpec};
 
-/// Turns a layer's description into bytes that can be read. Local files today; a cache over registries, object
-/// stores and peers is the next implementation.
+pub use self::cached::CachedSources;
+
+/// Turns a layer's description into bytes that can be read.
 pub trait Sources: Send + Sync {
     /// Opens a layer's bytes. May block.
     fn open(&self, spec: &LayerSpec) -> io::Result<Source>;
@@ -30,6 +33,12 @@ pub struct LocalFiles;
 
 impl Sources for LocalFiles {
     fn open(&self, spec: &LayerSpec) -> io::Result<Source> {
+        if spec.remote.is_some() {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "it lies elsewhere and this storaged has no cache; configure one",
+            ));
+        }
         if !spec.path.is_absolute() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a layer's path must be absolute"));
         }
@@ -48,7 +57,7 @@ pub enum LayerError {
     /// Its bytes are not to be had.
     #[error("layer {path}: {source}")]
     Bytes {
-        /// The layer.
+        /// The layer: its path, or where else it lies.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -56,7 +65,7 @@ pub enum LayerError {
     /// Its bytes are not a layer.
     #[error("layer {path}: {source}")]
     Format {
-        /// The layer.
+        /// The layer: its path, or where else it lies.
         path: PathBuf,
         /// The cause.
         source: aenv_overlaybd::Error,
@@ -76,12 +85,12 @@ pub fn open_layers(sources: &dyn Sources, specs: &[LayerSpec]) -> Result<OpenedL
     let mut opened = OpenedLayers { layers: Vec::new(), local: Vec::new() };
     for spec in specs {
         let source =
-            sources.open(spec).map_err(|source| LayerError::Bytes { path: spec.path.clone(), source })?;
+            sources.open(spec).map_err(|source| LayerError::Bytes { path: spec.name().into(), source })?;
         let layer = match spec.kind {
             LayerKind::Raw => Layer::raw(source.bytes),
             LayerKind::Lsmt => Layer::open(source.bytes),
         };
-        opened.layers.push(layer.map_err(|source| LayerError::Format { path: spec.path.clone(), source })?);
+        opened.layers.push(layer.map_err(|source| LayerError::Format { path: spec.name().into(), source })?);
         opened.local.push(source.local);
     }
     Ok(opened)
