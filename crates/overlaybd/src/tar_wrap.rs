@@ -79,9 +79,9 @@ fn is_header(block: &[u8; 512]) -> bool {
 /// A number field: octal text, or base 256 where the first bit is set.
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
-        let (high, low) = field.split_at(field.len() - 8);
-        let high_is_zero = high[0] == 0x80 && high[1..].iter().all(|&byte| byte == 0);
-        return high_is_zero.then(|| u64::from_be_bytes(low.try_into().expect("eight bytes")));
+        let mut digits = field[1..].iter();
+        let value = digits.try_fold(0u64, |value, &byte| value.checked_mul(256)?.checked_add(byte.into()));
+        return value.filter(|_| field[0] == 0x80);
     }
     let text = str::from_utf8(field).ok()?.trim_matches(['\0', ' ']);
     if text.is_empty() { Some(0) } else { u64::from_str_radix(text, 8).ok() }

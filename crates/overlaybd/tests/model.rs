@@ -1,4 +1,5 @@
-//! The whole crate against a plain `Vec<u8>`: random writes, zeroes, flushes, seals, merges and reopenings.
+//! The whole crate against a plain `Vec<u8>`: random writes, zeroes, flushes, seals, merges, compressions and
+//! reopenings.
 //! A run prints its seed; `MODEL_SEED=n` replays it, `MODEL_STEPS=n` makes it longer.
 
 mod common;
@@ -6,7 +7,10 @@ mod common;
 use std::fs::File;
 use std::sync::Arc;
 
-use aenv_overlaybd::{Layer, MergeOptions, Stack, Upper, UpperOptions, WritableStack, merge_layers};
+use aenv_overlaybd::{
+    Algorithm, Layer, MergeOptions, Stack, Upper, UpperOptions, WritableStack, ZFileOptions,
+    compress_to_zfile, merge_layers,
+};
 use common::{TempFiles, seed_and_steps};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -17,6 +21,8 @@ const SIZE: u64 = 3 << 20;
 struct World {
     files: TempFiles,
     layers: Vec<Layer>,
+    /// The plain file of each layer that can be compressed.
+    plain: Vec<Option<Arc<File>>>,
     data: Arc<File>,
     index: Arc<File>,
     stack: WritableStack,
@@ -35,7 +41,7 @@ impl World {
         let stack = WritableStack::new(Stack::new(layers.clone(), SIZE).unwrap(), upper).unwrap();
         let mut model = vec![0; usize::try_from(SIZE).unwrap()];
         model[..base.len()].copy_from_slice(&base);
-        Self { files, layers, data, index, stack, model }
+        Self { files, layers, plain: vec![None], data, index, stack, model }
     }
 
     fn seal(&mut self, sync: bool) {
@@ -43,7 +49,7 @@ impl World {
         let next = new_upper(&data, &index, self.stack.upper_info().uuid);
         let sealed = self.stack.seal(next, sync, || Ok(())).unwrap();
         let layer = Layer::open(self.data.clone()).unwrap();
-        self.data = data;
+        self.plain.push(Some(std::mem::replace(&mut self.data, data)));
         assert_eq!(layer.info(), &sealed.info);
         assert_eq!(layer.index().stored_sectors(), sealed.stored_sectors);
         self.layers.push(layer);
@@ -59,13 +65,26 @@ impl World {
         let from = rng.random_range(0..self.layers.len());
         let to = rng.random_range(from..self.layers.len()) + 1;
         let out = self.files.file();
-        let how = MergeOptions { bottom: from == 0, ..Default::default() };
+        let compress = rng.random_bool(0.3).then(|| zfile(rng));
+        let how = MergeOptions { bottom: from == 0, compress, ..Default::default() };
         merge_layers(&self.layers[from..to], &out, how).unwrap();
         // The one raw layer at the bottom has no id; alone it stays what it is.
         if self.layers[to - 1].info().uuid.is_nil() {
             return;
         }
+        self.plain.splice(from..to, [compress.is_none().then(|| out.clone())]);
         self.layers.splice(from..to, [Layer::open(out).unwrap()]);
+        self.reopen();
+    }
+
+    fn compress(&mut self, rng: &mut StdRng) {
+        let place = rng.random_range(0..self.layers.len());
+        let Some(plain) = self.plain[place].take() else { return };
+        let out = self.files.file();
+        compress_to_zfile(&*plain, &*out, zfile(rng), false).unwrap();
+        let layer = Layer::open(out).unwrap();
+        assert_eq!(layer.info(), self.layers[place].info());
+        self.layers[place] = layer;
         self.reopen();
     }
 
@@ -74,6 +93,16 @@ impl World {
         self.stack.read_at(&mut got, offset).unwrap();
         let at = usize::try_from(offset).unwrap();
         assert!(got == self.model[at..at + len], "wrong bytes in {len} at {offset}");
+    }
+}
+
+fn zfile(rng: &mut StdRng) -> ZFileOptions {
+    ZFileOptions {
+        algorithm: if rng.random() { Algorithm::Lz4 } else { Algorithm::Zstd },
+        block_size: 4096 << rng.random_range(0..5),
+        checksums: rng.random(),
+        fill_header: rng.random(),
+        workers: rng.random_range(1..3),
     }
 }
 
@@ -92,7 +121,7 @@ fn range(rng: &mut StdRng) -> (u64, usize) {
 
 #[test]
 fn a_stack_behaves_like_a_plain_array_whatever_is_done_to_it() {
-    let (seed, steps) = seed_and_steps(6000);
+    let (seed, steps) = seed_and_steps(100_000);
     let mut rng = StdRng::seed_from_u64(seed);
     let mut world = World::new();
     for _ in 0..steps {
@@ -121,7 +150,8 @@ fn a_stack_behaves_like_a_plain_array_whatever_is_done_to_it() {
                 assert!(world.stack.next_hole(offset) >= offset);
             }
             96..98 => world.seal(rng.random()),
-            98 => world.merge(&mut rng),
+            98 if rng.random_bool(0.7) => world.merge(&mut rng),
+            98 => world.compress(&mut rng),
             _ => world.reopen(),
         }
     }

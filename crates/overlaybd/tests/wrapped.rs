@@ -90,6 +90,8 @@ fn hostile_tar_headers_are_refused_with_place_and_reason() {
     let mut damaged = whole.clone();
     damaged[1030] ^= 1;
     assert!(refused(&damaged).contains("at byte 1024 is damaged"));
+    damaged[1024 + 148] = 0x80;
+    assert!(refused(&damaged).contains("at byte 1024 is damaged"), "a checksum in base 256");
     let directory = [tar_header("directory", b'5', 0), layer.clone()].concat();
     assert!(refused(&directory).contains("something else than a file"));
     let greedy = [tar_header("x", b'x', 0o77_777_777_777), layer].concat();
