@@ -24,6 +24,7 @@ mod header;
 mod jump_table;
 mod reader;
 mod sink;
+mod workers;
 mod writer;
 
 pub use block_cache::BlockCache;
