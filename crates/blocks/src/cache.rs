@@ -18,7 +18,7 @@
 //! read checks what it serves; a damaged block is fetched again. Nothing is synced: what is lost is fetched again.
 //!
 //! **Full disk**: the block is served without being cached, the cache gives a sixteenth of its blocks back and grows
-//! again after half a minute. **Bound**: both files together never exceed the capacity. **Owner**: `lock` is held.
+//! again after half a minute. **Bound**: all files together never exceed the capacity. **Owner**: `lock` is held.
 //!
 //! **Digest**: when all blocks of a layer are here, its sha256 is checked in the background. If it is another, the
 //! layer's blocks are dropped and its open handles fail from then on: what they served before can't be trusted.
@@ -32,6 +32,7 @@ mod prune;
 mod read_ahead;
 mod retry;
 mod slab;
+mod trace;
 mod verify;
 
 use std::collections::HashMap;
@@ -75,10 +76,12 @@ pub struct Options {
     pub attempt_timeout: Duration,
     /// For a fetch, waiting and attempts and all.
     pub deadline: Duration,
+    /// How long the reads of a stack that was opened are recorded, to be fetched ahead at its next start.
+    pub trace_window: Duration,
 }
 
 impl Options {
-    /// 32 fetches, 16 from one place, 1024 waiting; 4 attempts of 20 s within 60 s.
+    /// 32 fetches, 16 from one place, 1024 waiting; 4 attempts of 20 s within 60 s; traces of 10 s.
     pub fn new(dir: impl Into<PathBuf>, capacity: u64) -> Self {
         Self {
             dir: dir.into(),
@@ -89,6 +92,7 @@ impl Options {
             attempts: 4,
             attempt_timeout: Duration::from_secs(20),
             deadline: Duration::from_secs(60),
+            trace_window: Duration::from_secs(10),
         }
     }
 }
@@ -162,6 +166,10 @@ pub(crate) struct Inner {
     pub(crate) open: Mutex<HashMap<Digest, Weak<Shared>>>,
     /// Hashing a layer takes a core: one at a time.
     pub(crate) hashing: Semaphore,
+    /// A replay keeps a thread waiting: a few at a time.
+    pub(crate) replays: Semaphore,
+    /// Held while the traces' directory is changed.
+    pub(crate) traces: Mutex<()>,
 }
 
 impl Cache {
@@ -170,7 +178,7 @@ impl Cache {
     /// # Errors
     /// When another process has it, or it can't be used. A cache of another version or damaged is emptied.
     pub fn open(options: Options, runtime: Handle) -> Result<Self, Error> {
-        let slab = Slab::open(&options.dir, options.capacity)?;
+        let slab = Slab::open(&options.dir, options.capacity, trace::budget(options.capacity))?;
         let places = Places::new(&options);
         Ok(Self {
             inner: Arc::new(Inner {
@@ -182,6 +190,8 @@ impl Cache {
                 flights: Mutex::default(),
                 open: Mutex::default(),
                 hashing: Semaphore::new(1),
+                replays: Semaphore::new(4),
+                traces: Mutex::default(),
             }),
         })
     }
@@ -192,6 +202,32 @@ impl Cache {
     /// When the same digest is cached with another size, or the layer is larger than 512 TiB.
     pub fn layer(&self, source: Arc<dyn RangeSource>) -> Result<CachedLayer, FetchError> {
         CachedLayer::new(&self.inner, source)
+    }
+
+    /// The layers of a stack, bottom first, as [`layer`](Self::layer) opens them. What the last start of the same
+    /// stack read is fetched ahead, and what this one reads is recorded. Blocks on the disk.
+    ///
+    /// # Errors
+    /// As [`layer`](Self::layer)'s, with the layer's place in `sources`.
+    pub fn stack(&self, sources: Vec<Arc<dyn RangeSource>>) -> Result<Vec<CachedLayer>, (usize, FetchError)> {
+        let opened = sources.into_iter().enumerate();
+        let opened = opened.map(|(n, source)| self.layer(source).map_err(|error| (n, error)));
+        let mut layers = opened.collect::<Result<Vec<_>, _>>()?;
+        // A stack has at most 255 layers: a place is one byte.
+        if layers.is_empty() || layers.len() > 255 {
+            return Ok(layers);
+        }
+        let digests: Vec<_> = layers.iter().map(CachedLayer::digest).collect();
+        let counts: Vec<_> = layers.iter().map(CachedLayer::blocks).collect();
+        let path = trace::path(&self.inner.options.dir, &digests);
+        let records = trace::load(&path, &counts);
+        let recorder = Arc::new(trace::Recorder::default());
+        for (n, layer) in (0u8..).zip(&mut layers) {
+            layer.record(recorder.clone(), n);
+        }
+        trace::replay(&self.inner, layers.iter().map(CachedLayer::origin).collect(), records);
+        trace::save_later(&self.inner, recorder, path);
+        Ok(layers)
     }
 
     /// The counters now.

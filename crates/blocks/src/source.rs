@@ -17,6 +17,12 @@ pub use self::cached::CachedSources;
 pub trait Sources: Send + Sync {
     /// Opens a layer's bytes. May block.
     fn open(&self, spec: &LayerSpec) -> io::Result<Source>;
+
+    /// Opens all layers of a stack, bottom first; a failure comes with its layer's place. May block.
+    fn open_stack(&self, specs: &[LayerSpec]) -> Result<Vec<Source>, (usize, io::Error)> {
+        let opened = specs.iter().enumerate();
+        opened.map(|(n, spec)| self.open(spec).map_err(|error| (n, error))).collect()
+    }
 }
 
 /// The bytes of one layer.
@@ -83,9 +89,10 @@ pub struct OpenedLayers {
 /// Opens all layers of a stack.
 pub fn open_layers(sources: &dyn Sources, specs: &[LayerSpec]) -> Result<OpenedLayers, LayerError> {
     let mut opened = OpenedLayers { layers: Vec::new(), local: Vec::new() };
-    for spec in specs {
-        let source =
-            sources.open(spec).map_err(|source| LayerError::Bytes { path: spec.name().into(), source })?;
+    let found = sources
+        .open_stack(specs)
+        .map_err(|(n, source)| LayerError::Bytes { path: specs[n].name().into(), source })?;
+    for (spec, source) in specs.iter().zip(found) {
         let layer = match spec.kind {
             LayerKind::Raw => Layer::raw(source.bytes),
             LayerKind::Lsmt => Layer::open(source.bytes),

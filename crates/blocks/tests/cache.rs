@@ -326,6 +326,39 @@ fn whatever_happens_reads_are_right() {
     assert!(du(dir.path()) <= 4 * MIB + 8192);
 }
 
+#[test]
+fn what_a_stack_s_start_read_is_fetched_ahead_at_its_next_start() {
+    let rig = rig(64 * MIB, |o| o.trace_window = Duration::from_millis(300));
+    let sources = [Faulty::new(200, 40 * BLOCK), Faulty::new(201, 40 * BLOCK)];
+    let stack = || {
+        let sources = sources.iter().map(|source| source.clone() as Arc<dyn RangeSource>).collect();
+        rig.cache.stack(sources).map_err(|(_, error)| error).unwrap()
+    };
+    let used = [(1, 39), (0, 0), (1, 3), (0, 17), (1, 9), (0, 30)];
+    let layers = stack();
+    for (layer, block) in used {
+        read(&layers[layer], block * BLOCK as u64, 100).unwrap();
+    }
+    let traces = rig.dir.path().join("cache/traces");
+    eventually("the trace is written", || std::fs::read_dir(&traces).is_ok_and(|found| found.count() == 1));
+    drop(layers);
+    rig.cache.prune(Prune::All);
+    sources.iter().for_each(|source| source.asked.lock().clear());
+    let layers = stack();
+    eventually("all of it is fetched", || rig.cache.stat().bytes == (used.len() * BLOCK) as u64);
+    let misses = rig.cache.stat().misses;
+    for (layer, block) in used {
+        read(&layers[layer], block * BLOCK as u64, 100).unwrap();
+    }
+    assert_eq!(rig.cache.stat().misses, misses, "nobody waited");
+    for (n, source) in sources.iter().enumerate() {
+        let mut expected: Vec<_> = used.iter().filter(|(layer, _)| *layer == n).map(|(_, b)| *b).collect();
+        expected.sort_unstable();
+        let asked = source.asked.lock();
+        assert!(asked.keys().copied().eq(expected) && asked.values().all(|times| *times == 1));
+    }
+}
+
 struct NoOpener;
 
 #[async_trait::async_trait]

@@ -12,6 +12,7 @@ use super::entry::{BLOCK, block_count};
 use super::fetch::{Origin, want};
 use super::read_ahead::ReadAhead;
 use super::slab::Look;
+use super::trace::Recorder;
 use super::{Inner, verify};
 use crate::remote::{Digest, FetchError, RangeSource};
 
@@ -40,6 +41,7 @@ impl Drop for Shared {
 pub struct CachedLayer {
     origin: Origin,
     ahead: Mutex<ReadAhead>,
+    recorder: Option<(Arc<Recorder>, u8)>,
 }
 
 impl CachedLayer {
@@ -73,7 +75,20 @@ impl CachedLayer {
         };
         verify::when_whole(cache, &layer);
         let place = cache.places.place(source.place());
-        Ok(Self { origin: Origin { layer, source, place }, ahead: Mutex::default() })
+        Ok(Self { origin: Origin { layer, source, place }, ahead: Mutex::default(), recorder: None })
+    }
+
+    /// Tells `recorder` what is read, as of layer `place` of its stack.
+    pub(crate) fn record(&mut self, recorder: Arc<Recorder>, place: u8) {
+        self.recorder = Some((recorder, place));
+    }
+
+    pub(crate) fn origin(&self) -> Origin {
+        self.origin.clone()
+    }
+
+    pub(crate) fn blocks(&self) -> u32 {
+        self.origin.layer.blocks
     }
 
     /// Of the whole layer.
@@ -106,6 +121,9 @@ impl CachedLayer {
         // Under contention the guess is skipped, not waited for.
         let step = self.ahead.try_lock().map(|mut ahead| ahead.step(first, last, layer.blocks));
         let visit = step.as_ref().is_none_or(|step| step.visit);
+        if let Some((recorder, place)) = self.recorder.as_ref().filter(|_| visit) {
+            recorder.note(*place, first..=last);
+        }
         let mut missing: Vec<(u32, usize, &mut [u8])> = Vec::new();
         let (mut rest, mut from) = (buf, usize::try_from(offset % BLOCK as u64).expect("below a block"));
         for block in first..=last {

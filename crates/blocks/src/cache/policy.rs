@@ -10,6 +10,8 @@ use std::collections::{HashSet, VecDeque};
 
 /// Visits of blocks between two uses of the same that count as two.
 const BURST: u32 = 256;
+/// In small caches: two sequential readers side by side.
+const LEAST_BURST: u32 = 64;
 const MOST: u8 = 3;
 
 #[derive(Default)]
@@ -54,7 +56,7 @@ impl Policy {
     pub(crate) fn touch(&mut self, slot: u32) {
         self.clock = self.clock.wrapping_add(1);
         let slots = self.small.len() + self.main.len();
-        let burst = BURST.min(u32::try_from(slots / 4).unwrap_or(BURST));
+        let burst = u32::try_from(slots / 4).unwrap_or(BURST).clamp(LEAST_BURST, BURST);
         if let Some(known) = self.uses.get_mut(slot as usize)
             && self.clock.wrapping_sub(known.last) > burst
         {

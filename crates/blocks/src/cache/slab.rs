@@ -89,13 +89,13 @@ fn ghost(digest: &Digest, block: u32) -> u64 {
 }
 
 impl Slab {
-    pub(crate) fn open(dir: &Path, capacity: u64) -> Result<Self, Error> {
+    pub(crate) fn open(dir: &Path, capacity: u64, others: u64) -> Result<Self, Error> {
         let io = |what, path: &Path| {
             let path = path.to_owned();
             move |source| Error::Io { what, path, source }
         };
-        // Four files' heads and their last, part-filled file system blocks.
-        let slots = capacity.saturating_sub(HEAD as u64 + 16_384) / (BLOCK + ENTRY) as u64;
+        // Beside the slots: traces, the index's head, and ends of files that fill no file system block.
+        let slots = capacity.saturating_sub(others + HEAD as u64 + 16_384) / (BLOCK + ENTRY) as u64;
         let most = u32::try_from(slots.min(u64::from(u32::MAX / 2))).unwrap_or(0);
         if capacity < 2 << 20 {
             return Err(Error::TooSmall(capacity));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{LocalFiles, Source, Sources};
 use crate::cache::Cache;
-use crate::remote::{LazySource, Opener};
+use crate::remote::{LazySource, Opener, RangeSource, Remote};
 use crate::spec::LayerSpec;
 
 /// Files are opened, remote layers read through the cache. Nothing remote is asked before a block is missing, so what
@@ -30,8 +30,28 @@ impl CachedSources {
 impl Sources for CachedSources {
     fn open(&self, spec: &LayerSpec) -> io::Result<Source> {
         let Some(remote) = &spec.remote else { return LocalFiles.open(spec) };
-        let source = LazySource::new(remote.clone(), self.opener.clone());
-        let layer = self.cache.layer(Arc::new(source))?;
+        let layer = self.cache.layer(self.lazy(remote))?;
         Ok(Source { bytes: Arc::new(layer), local: None })
+    }
+
+    fn open_stack(&self, specs: &[LayerSpec]) -> Result<Vec<Source>, (usize, io::Error)> {
+        let remote = |(n, spec): (usize, &LayerSpec)| Some((n, self.lazy(spec.remote.as_ref()?)));
+        let (places, sources): (Vec<_>, Vec<_>) = specs.iter().enumerate().filter_map(remote).unzip();
+        let layers = self.cache.stack(sources).map_err(|(n, error)| (places[n], error.into()))?;
+        let mut layers = layers.into_iter();
+        let open = |(n, spec): (usize, &LayerSpec)| match spec.remote {
+            None => LocalFiles.open(spec).map_err(|error| (n, error)),
+            Some(_) => {
+                let layer = layers.next().expect("one for each remote layer");
+                Ok(Source { bytes: Arc::new(layer), local: None })
+            }
+        };
+        specs.iter().enumerate().map(open).collect()
+    }
+}
+
+impl CachedSources {
+    fn lazy(&self, remote: &Remote) -> Arc<dyn RangeSource> {
+        Arc::new(LazySource::new(remote.clone(), self.opener.clone()))
     }
 }
