@@ -13,6 +13,12 @@ pub trait ReadAt: Send + Sync {
 
     /// Length in bytes now.
     fn size(&self) -> io::Result<u64>;
+
+    /// Told that what was read of these bytes failed a checksum inside the file. A cache drops its copy, so that the
+    /// next read fetches anew: ranges of a blob have no digest, so nobody else can notice. Others do nothing.
+    fn distrust(&self, offset: u64, len: u64) {
+        let _nothing_is_kept = (offset, len);
+    }
 }
 
 /// A [`ReadAt`] that can also be written: what the upper of a stack and the builders write to.
@@ -60,6 +66,10 @@ macro_rules! through_pointer {
 
             fn size(&self) -> io::Result<u64> {
                 (**self).size()
+            }
+
+            fn distrust(&self, offset: u64, len: u64) {
+                (**self).distrust(offset, len);
             }
         }
 

@@ -126,4 +126,8 @@ impl ReadAt for Section {
     fn size(&self) -> io::Result<u64> {
         Ok(self.len)
     }
+
+    fn distrust(&self, offset: u64, len: u64) {
+        self.source.distrust(self.start.saturating_add(offset), len);
+    }
 }

@@ -4,7 +4,7 @@ mod common;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use aenv_overlaybd::{
     Algorithm, BlockCache, Layer, ReadAt, ZFileOptions, ZFileReader, ZFileWriter, compress_to_zfile,
@@ -248,28 +248,55 @@ fn a_flipped_bit_anywhere_is_told_and_never_read_as_data() {
     }
 }
 
-#[test]
-fn damage_that_went_away_is_gone_with_the_next_read() {
-    struct Flaky(Vec<u8>, AtomicU64);
-    impl ReadAt for Flaky {
-        fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-            let at = usize::try_from(offset).unwrap();
-            buf.copy_from_slice(&self.0[at..at + buf.len()]);
-            if at == 512 && self.1.fetch_add(1, Ordering::Relaxed) == 0 {
-                buf[0] ^= 1;
-            }
-            Ok(())
+/// A cache whose copy has a flipped bit until it is told to fetch anew.
+struct Spoilt {
+    good: Vec<u8>,
+    at: usize,
+    spoilt: AtomicBool,
+    curable: bool,
+}
+
+impl ReadAt for Spoilt {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let start = usize::try_from(offset).unwrap();
+        buf.copy_from_slice(&self.good[start..start + buf.len()]);
+        if self.spoilt.load(Ordering::Relaxed) && (start..start + buf.len()).contains(&self.at) {
+            buf[self.at - start] ^= 1;
         }
-        fn size(&self) -> io::Result<u64> {
-            Ok(u64::try_from(self.0.len()).unwrap())
+        Ok(())
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        Ok(u64::try_from(self.good.len()).unwrap())
+    }
+
+    fn distrust(&self, offset: u64, len: u64) {
+        let at = u64::try_from(self.at).unwrap();
+        if self.curable && at >= offset && at - offset < len {
+            self.spoilt.store(false, Ordering::Relaxed);
         }
     }
-    let reader =
-        ZFileReader::open(Arc::new(Flaky(by_hand(1, true, true, false), AtomicU64::new(0)))).unwrap();
-    let mut got = [0; 100];
-    assert!(reader.read_at(&mut got, 0).unwrap_err().to_string().contains("checksum"));
-    reader.read_at(&mut got, 0).unwrap();
-    assert!(got == [b'a'; 100]);
+}
+
+#[test]
+fn a_cache_with_a_spoilt_copy_is_made_to_fetch_it_again() {
+    let good = by_hand(1, true, true, false);
+    for at in 0..good.len() {
+        for read in [100, 4106] {
+            for curable in [true, false] {
+                let cache = Spoilt { good: good.clone(), at, spoilt: AtomicBool::new(true), curable };
+                let got = ZFileReader::open(Arc::new(cache)).map_err(io::Error::from).and_then(|reader| {
+                    let mut got = vec![0; read];
+                    reader.read_at(&mut got, 0)?;
+                    Ok(got)
+                });
+                match got {
+                    Ok(got) => assert!(got == expected()[..read]),
+                    Err(error) => assert!(!curable, "byte {at}: {error}"),
+                }
+            }
+        }
+    }
 }
 
 #[test]

@@ -17,7 +17,7 @@ const FETCH: usize = 256 << 10;
 const OWN_CACHE: usize = 1 << 20;
 
 /// The original bytes of a ZFile. Every block's checksum is checked before it is decoded; a damaged block is
-/// `InvalidData` naming block and offset, and is asked for again on the next read.
+/// distrusted and read once more, then `InvalidData` naming block and offset; nothing of it is kept.
 pub struct ZFileReader {
     source: Arc<dyn ReadAt>,
     header: ZFileHeader,
@@ -38,6 +38,16 @@ impl ZFileReader {
 
     /// Like [`open`](Self::open), with a cache of decoded blocks that other files may share.
     pub fn open_with(source: Arc<dyn ReadAt>, cache: Arc<BlockCache>) -> Result<Self, Error> {
+        match Self::try_open(source.clone(), cache.clone()) {
+            Err(Error::BadZFile { .. }) => {
+                source.distrust(0, u64::MAX);
+                Self::try_open(source, cache)
+            }
+            opened => opened,
+        }
+    }
+
+    fn try_open(source: Arc<dyn ReadAt>, cache: Arc<BlockCache>) -> Result<Self, Error> {
         let size = source.size().map_err(Error::io("reading the ZFile's size"))?;
         let bad = |offset: u64, what: String| Error::BadZFile { offset, what };
         if size < ZFILE_HEADER_LEN {
@@ -87,6 +97,17 @@ impl ZFileReader {
         usize::try_from(self.header.original_size - start).unwrap_or(usize::MAX).min(self.block_size)
     }
 
+    /// Like [`decode`](Self::decode), with a second try on bytes fetched anew.
+    fn decode_or_refetch(&self, block: usize, place: u64, stored: &[u8], out: &mut [u8]) -> io::Result<()> {
+        if self.decode(block, place, stored, out).is_ok() {
+            return Ok(());
+        }
+        self.source.distrust(place, u64::try_from(stored.len()).expect("a slice's length"));
+        let mut again = vec![0; stored.len()];
+        self.source.read_at(&mut again, place)?;
+        self.decode(block, place, &again, out)
+    }
+
     /// Checks and decodes one block's bytes as they are at `place` in the file into `out`, which it fills.
     fn decode(&self, block: usize, place: u64, stored: &[u8], out: &mut [u8]) -> io::Result<()> {
         let damaged = |what: String| io::Error::from(Error::BadZFile { offset: place, what });
@@ -117,7 +138,7 @@ impl ZFileReader {
         let mut stored = vec![0; len];
         self.source.read_at(&mut stored, place)?;
         let mut bytes = vec![0; self.original_len(block)];
-        self.decode(block, place, &stored, &mut bytes)?;
+        self.decode_or_refetch(block, place, &stored, &mut bytes)?;
         out.copy_from_slice(&bytes[from..from + out.len()]);
         self.cache.put(self.file, block, bytes.into());
         Ok(())
@@ -142,7 +163,7 @@ impl ZFileReader {
             while block < next {
                 let (one, behind) = rest.split_at(self.table.length(block));
                 let (into, left) = std::mem::take(&mut out).split_at_mut(self.original_len(block));
-                self.decode(block, place, one, into)?;
+                self.decode_or_refetch(block, place, one, into)?;
                 place += u64::try_from(one.len()).expect("a slice's length");
                 (rest, out, block) = (behind, left, block + 1);
             }
