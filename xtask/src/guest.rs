@@ -11,10 +11,12 @@
 //! `target/guest-cache`, so a second run needs no network. Files appear under their final names only when whole.
 
 mod agent;
-mod cpio;
+pub(crate) mod cpio;
 mod kernel;
 mod modules;
 mod package;
+
+pub(crate) use package::with_modules as kernel_with;
 
 use crate::run;
 use anyhow::{Context, Result};

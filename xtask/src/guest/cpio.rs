@@ -15,24 +15,24 @@ const REGULAR: u32 = 0o100_000;
 
 /// An archive being written.
 #[derive(Default)]
-pub(super) struct Archive {
+pub(crate) struct Archive {
     bytes: Vec<u8>,
     entries: u32,
 }
 
 impl Archive {
     /// Adds a directory; parents must come before their children.
-    pub(super) fn directory(&mut self, path: &str) {
+    pub(crate) fn directory(&mut self, path: &str) {
         self.header(path, DIRECTORY | 0o755, 2, 0, (0, 0));
     }
 
     /// Adds a character device.
-    pub(super) fn character_device(&mut self, path: &str, permissions: u32, major: u32, minor: u32) {
+    pub(crate) fn character_device(&mut self, path: &str, permissions: u32, major: u32, minor: u32) {
         self.header(path, CHARACTER_DEVICE | permissions, 1, 0, (major, minor));
     }
 
     /// Adds a regular file.
-    pub(super) fn file(&mut self, path: &str, permissions: u32, content: &[u8]) -> Result<()> {
+    pub(crate) fn file(&mut self, path: &str, permissions: u32, content: &[u8]) -> Result<()> {
         let size = u32::try_from(content.len());
         ensure!(size.is_ok(), "{path} is larger than the 4 GiB a cpio entry can hold");
         self.header(path, REGULAR | permissions, 1, size?, (0, 0));
@@ -42,7 +42,7 @@ impl Archive {
     }
 
     /// Ends the archive.
-    pub(super) fn finish(mut self) -> Vec<u8> {
+    pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entries = u32::MAX; // the next inode number is 0, as the trailer has it
         self.header("TRAILER!!!", 0, 1, 0, (0, 0));
         // Loaders round initrd sizes up to sectors; zeros between archives are skipped by the kernel.

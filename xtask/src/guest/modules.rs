@@ -35,18 +35,23 @@ pub(super) struct Module {
 
 /// The modules under `tree` (a kernel's `lib/modules/<release>`), dependencies first.
 pub(super) fn collect(tree: &Path) -> Result<Vec<Module>> {
+    chosen(tree, REQUIRED, OPTIONAL)
+}
+
+/// The modules of these names under `tree`, dependencies first; what is built in needs none.
+pub(super) fn chosen(tree: &Path, required: &[&str], optional: &[&str]) -> Result<Vec<Module>> {
     let files = files(tree)?;
     let built_in = built_in(tree);
     let mut chosen =
         Selection { files: &files, built_in: &built_in, seen: BTreeSet::new(), order: Vec::new() };
-    for name in REQUIRED {
+    for name in required {
         ensure!(
             chosen.add(name)?,
-            "the kernel package has no module `{name}`, without which a guest can't run; \
+            "the kernel package has no module `{name}`, which is needed; \
              a Debian cloud kernel (linux-image-cloud-amd64) has it"
         );
     }
-    for name in OPTIONAL {
+    for name in optional {
         chosen.add(name)?;
     }
     Ok(chosen.order)

@@ -193,6 +193,43 @@ fn unpack(cache: &Path, debs: &[PathBuf]) -> Result<Kernel> {
     Kernel::load(&kit)
 }
 
+/// Names and files of modules, in load order.
+type Modules = Vec<(String, PathBuf)>;
+
+/// Release, uncompressed kernel, and other modules of the kernel that guests have, in load order. They are kept in the
+/// cache under `kit`, a name that changes with the lists.
+pub(crate) fn with_modules(
+    cache: &Path,
+    kit: &str,
+    required: &[&str],
+    optional: &[&str],
+) -> Result<(String, PathBuf, Modules)> {
+    let kernel = obtain(cache, None, false)?;
+    let version = kernel.package_version.replace(['/', ':'], "_");
+    let dir = cache.join(format!("{}_{version}.{kit}", kernel.release));
+    if !dir.join("order.json").exists() {
+        let deb = match fetched(cache, &kernel.package) {
+            Some(deb) => deb,
+            None => download(cache, &kernel.package)?,
+        };
+        let work = tempfile::tempdir_in(cache)?;
+        let (tree, made) = (work.path().join("tree"), work.path().join("kit"));
+        run::output(Command::new("dpkg-deb").arg("--extract").arg(deb).arg(&tree))?;
+        fs::create_dir(&made)?;
+        let mut order = Vec::new();
+        for module in modules::chosen(&module_tree(&tree, &kernel.release), required, optional)? {
+            fs::write(made.join(format!("{}.ko", module.name)), &module.content)?;
+            order.push(module.name);
+        }
+        fs::write(made.join("order.json"), serde_json::to_vec(&order)?)?;
+        fs::rename(&made, &dir)
+            .with_context(|| format!("placing {}; remove what is there", dir.display()))?;
+    }
+    let order: Vec<String> = serde_json::from_slice(&fs::read(dir.join("order.json"))?)?;
+    let files = order.into_iter().map(|name| (name.clone(), dir.join(format!("{name}.ko")))).collect();
+    Ok((kernel.release.clone(), kernel.vmlinux(), files))
+}
+
 fn field(deb: &Path, name: &str) -> Result<String> {
     let value = run::output(Command::new("dpkg-deb").arg("--field").arg(deb).arg(name))?;
     Ok(value.trim().to_owned())
