@@ -165,6 +165,7 @@ fn code(error: &Error) -> Code {
         }
         | Error::Layer(crate::source::LayerError::Bytes { .. })
         | Error::Upper(UpperError::Io { .. })
+        | Error::Export(ExportError::Failed { .. })
         | Error::Flush { .. } => Code::Io,
         Error::Stack { .. } | Error::Layer(_) | Error::Upper(_) => Code::BadLayer,
     }

@@ -1,6 +1,7 @@
 //! Making a device a path that a VMM can open.
 
 pub mod fuse;
+pub mod ublk;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -43,5 +44,13 @@ pub enum ExportError {
         name: String,
         /// Open handles.
         handles: u32,
+    },
+    /// The system refused.
+    #[error("export {name} could not be made: {source}")]
+    Failed {
+        /// The export.
+        name: String,
+        /// The cause.
+        source: std::io::Error,
     },
 }
