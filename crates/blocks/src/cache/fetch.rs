@@ -147,10 +147,22 @@ impl Run {
         drop(turn);
     }
 
+    /// Off the table first: who comes after this failure makes a fetch of its own.
     fn fail(self, error: &FetchError) {
         self.cache.counters.failed.fetch_add(1, Ordering::Relaxed);
+        self.leave_table();
         for flight in &self.flights {
             flight.land(Err(error.clone()));
+        }
+    }
+
+    fn leave_table(&self) {
+        let mut flights = self.cache.flights.lock();
+        for (block, flight) in (self.first..).zip(&self.flights) {
+            let key = (self.origin.layer.row, block);
+            if flights.get(&key).is_some_and(|known| Arc::ptr_eq(known, flight)) {
+                flights.remove(&key);
+            }
         }
     }
 
@@ -171,9 +183,8 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let mut flights = self.cache.flights.lock();
-        for (block, flight) in (self.first..).zip(&self.flights) {
-            flights.remove(&(self.origin.layer.row, block));
+        self.leave_table();
+        for flight in &self.flights {
             flight.land(Err(FetchError::Retryable("the fetch was stopped".into())));
         }
     }

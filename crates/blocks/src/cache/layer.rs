@@ -148,7 +148,12 @@ impl CachedLayer {
                 self.prefetch(&step.ahead.clone().collect::<Vec<_>>());
             }
             for (block, flight) in flights {
-                let bytes = flight.wait()?;
+                let bytes = match flight.wait() {
+                    Ok(bytes) => bytes,
+                    // It may have been a fetch in the background, for which there was no room.
+                    Err(FetchError::Busy(_)) if round < ROUNDS => continue,
+                    Err(error) => return Err(error),
+                };
                 if let Some(at) = missing.iter().position(|(missing, ..)| *missing == block) {
                     let (_, from, piece) = missing.swap_remove(at);
                     piece.copy_from_slice(&bytes[from..from + piece.len()]);
@@ -162,7 +167,7 @@ impl CachedLayer {
             if missing.is_empty() {
                 return Ok(());
             }
-            if round == ROUNDS {
+            if round > ROUNDS {
                 break;
             }
         }

@@ -78,7 +78,9 @@ impl Places {
         urgent: &Notify,
         end: Instant,
     ) -> Result<Turn<'a>, FetchError> {
-        let waiting = Waiting::enter(&self.waiting, self.most_waiting)?;
+        // Readers who wait find room in the queue even when read-ahead doesn't.
+        let room = if background { self.most_waiting / 2 } else { self.most_waiting };
+        let waiting = Waiting::enter(&self.waiting, room)?;
         let take =
             |semaphore: &'a Semaphore| async { Some(semaphore.acquire().await.expect("never closed")) };
         let turn = async {
