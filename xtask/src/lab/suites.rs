@@ -17,8 +17,9 @@ pub(crate) enum Suite {
 
 /// Builds the suite, loads what it needs and says how it is run.
 pub(super) fn prepare(suite: Suite, workspace: &Path, load: &mut Load) -> Result<Command> {
+    // One at a time: a test that starts a process gives it, for a moment, the handles that another one counts.
     let (arguments, words): (&[&str], &[&str]) = match suite {
-        Suite::Ublk => (&["--test", "exporters"], &["--nocapture", "--test-threads=2"]),
+        Suite::Ublk => (&["--test", "exporters"], &["--nocapture", "--test-threads=1"]),
         Suite::UblkBench => (&["--profile", "release", "--bench", "ublk"], &["--bench"]),
     };
     let program = built(workspace, arguments)?;

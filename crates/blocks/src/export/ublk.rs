@@ -122,6 +122,8 @@ struct Inner {
     /// Withdrawn while open.
     withdrawn: Mutex<Vec<Arc<Served>>>,
     ending: Condvar,
+    /// Held while handles are counted: looking opens the device for a moment, which another look would count.
+    looking: Mutex<()>,
 }
 
 impl UblkExporter {
@@ -145,6 +147,7 @@ impl UblkExporter {
             exports: Mutex::default(),
             withdrawn: Mutex::default(),
             ending: Condvar::new(),
+            looking: Mutex::new(()),
         });
         let seen = Arc::downgrade(&inner);
         std::thread::Builder::new().name("ublk-reaper".into()).spawn(move || reap(&seen))?;
@@ -225,6 +228,11 @@ impl UblkExporter {
 }
 
 impl Inner {
+    fn handles(&self, served: &Served) -> u32 {
+        let _alone = self.looking.lock();
+        handles::count(&served.node())
+    }
+
     /// Replaces what an earlier process left.
     fn link(&self, name: &str, served: &Served) -> io::Result<()> {
         let (link, fresh) = (self.dir.join(name), self.dir.join(format!(".{name}.new")));
@@ -253,7 +261,7 @@ impl Exporter for UblkExporter {
         self.inner.unlink(name);
         let deadline = Instant::now() + patience;
         loop {
-            let handles = handles::count(&served.node());
+            let handles = self.inner.handles(&served);
             if handles == 0 {
                 return Ok(());
             }
@@ -271,7 +279,7 @@ impl Exporter for UblkExporter {
     fn withdraw(&self, name: &str) {
         let Some(served) = self.inner.exports.lock().remove(name) else { return };
         self.inner.unlink(name);
-        if handles::count(&served.node()) == 0 {
+        if self.inner.handles(&served) == 0 {
             served.end(&self.inner.control);
         } else {
             self.inner.withdrawn.lock().push(served);
@@ -281,13 +289,13 @@ impl Exporter for UblkExporter {
 
     fn handles(&self, name: &str) -> u32 {
         let served = self.inner.exports.lock().get(name).cloned();
-        served.map_or(0, |served| handles::count(&served.node()))
+        served.map_or(0, |served| self.inner.handles(&served))
     }
 
     fn all_handles(&self) -> u32 {
         let mut all: Vec<_> = self.inner.exports.lock().values().cloned().collect();
         all.extend(self.inner.withdrawn.lock().iter().cloned());
-        all.iter().map(|served| handles::count(&served.node())).sum()
+        all.iter().map(|served| self.inner.handles(served)).sum()
     }
 }
 
@@ -296,7 +304,7 @@ impl Drop for UblkExporter {
     fn drop(&mut self) {
         self.inner.ending.notify_all();
         for (name, served) in self.inner.exports.lock().drain() {
-            if handles::count(&served.node()) == 0 {
+            if self.inner.handles(&served) == 0 {
                 self.inner.unlink(&name);
                 served.end(&self.inner.control);
             } else {
@@ -316,8 +324,7 @@ fn reap(exporter: &Weak<Inner>) {
         let all = std::mem::take(&mut *withdrawn);
         drop(withdrawn);
         let many = all.len();
-        let (open, closed): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|served| handles::count(&served.node()) > 0);
+        let (open, closed): (Vec<_>, Vec<_>) = all.into_iter().partition(|served| inner.handles(served) > 0);
         closed.iter().for_each(|served| served.end(&inner.control));
         let waiting = !open.is_empty() && open.len() == many;
         inner.withdrawn.lock().extend(open);
