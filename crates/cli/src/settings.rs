@@ -172,10 +172,20 @@ pub fn store(changes: &[(&str, &str)]) -> Result<PathBuf> {
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     for (key, value) in &values {
         // Exported, so that a shell that sources it hands it on to the SDKs.
-        writeln!(file, "export {key}={value}")?;
+        writeln!(file, "export {key}={}", shell_word(value))?;
     }
     file.persist(&path).map_err(|e| Error::Failed(format!("can't write {}: {}", path.display(), e.error)))?;
     Ok(path)
+}
+
+/// A value as a shell reads it back; `$PATH` stays a variable. Our own reader takes the quotes off.
+fn shell_word(value: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@%+,=$".contains(c);
+    if value.chars().all(plain) {
+        value.to_owned()
+    } else {
+        format!("\"{}\"", value.replace(['"', '`', '\\'], ""))
+    }
 }
 
 #[cfg(test)]
@@ -224,6 +234,18 @@ mod tests {
         let error = Settings::from_sources(&global, &none, &BTreeMap::new()).err().expect("refused");
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().contains("--api-url"), "{error}");
+    }
+
+    #[test]
+    fn a_path_with_a_space_is_one_word_for_a_shell_and_for_us() {
+        assert_eq!(shell_word("http://127.0.0.1:8000"), "http://127.0.0.1:8000");
+        let line = format!("export PATH={}", shell_word("/srv/a clone/target/release:$PATH"));
+        assert_eq!(line, "export PATH=\"/srv/a clone/target/release:$PATH\"");
+        assert_eq!(parse_lines(&line).expect("parses")["PATH"], "/srv/a clone/target/release:$PATH");
+        let shell =
+            std::process::Command::new("sh").args(["-c", &format!("{line}; echo \"$PATH\"")]).output();
+        let said = shell.expect("a shell").stdout;
+        assert!(said.starts_with(b"/srv/a clone/target/release:"));
     }
 
     #[test]

@@ -216,9 +216,16 @@ pub(crate) fn set_up(node: &NodePrefix, supernet: Ipv4Net) -> Result<(), Error> 
         );
         slot::sysctl("net/ipv4/ip_forward", "1").during("set net.ipv4.ip_forward (is this root?)")?;
     }
-    nft::apply(&rules::host(&node.table(), &node.stem(), supernet))
-        .during("load the host's firewall rules")?;
+    load(node, supernet)?;
     open_foreign_chains(node)
+}
+
+fn load(node: &NodePrefix, supernet: Ipv4Net) -> Result<(), Error> {
+    let neighbourhood = Socket::route()
+        .and_then(|mut socket| link::neighbourhood(&mut socket))
+        .during("read the host's routes")?;
+    nft::apply(&rules::host(&node.table(), &node.stem(), supernet, &neighbourhood))
+        .during("load the host's firewall rules")
 }
 
 /// Puts back what `nft flush ruleset` or another firewall's (re)start took away or closed.
@@ -226,7 +233,7 @@ pub(crate) fn mend(node: &NodePrefix, supernet: Ipv4Net) -> Result<(), Error> {
     let table = node.table();
     if nft::run(Command::new("nft").args(["list", "chain", "inet", &table, "input"]), "").is_err() {
         tracing::warn!(table, "the host's firewall rules for sandboxes had vanished; loading them again");
-        nft::apply(&rules::host(&table, &node.stem(), supernet)).during("load the host's firewall rules")?;
+        load(node, supernet)?;
     }
     open_iptables(node, &foreign_chains(node)?)
 }

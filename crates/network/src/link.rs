@@ -143,6 +143,37 @@ pub(crate) fn routes(socket: &mut Socket) -> io::Result<Vec<Ipv4Net>> {
     Ok(found)
 }
 
+/// IPv4 networks in which the host itself lives: those directly attached to a link that a default route uses. Guests
+/// have no business with the host's neighbours, whatever their addresses.
+pub(crate) fn neighbourhood(socket: &mut Socket) -> io::Result<Vec<Ipv4Net>> {
+    /// `RT_SCOPE_LINK` and `RTN_UNICAST` of linux/rtnetlink.h.
+    const ATTACHED: (u8, u8) = (253, 1);
+    let mut attached: Vec<(Ipv4Net, Vec<u8>)> = Vec::new();
+    let mut outward: Vec<Vec<u8>> = Vec::new();
+    let all =
+        Ipv4Net::new(Ipv4Addr::UNSPECIFIED, 0).unwrap_or_else(|| unreachable!("0.0.0.0/0 is canonical"));
+    socket.dump(Message::new(RTM_GETROUTE, REQUEST | DUMP, &route_body(all, 0)), |kind, body| {
+        let (RTM_NEWROUTE, Some([INET, length, _, _, _, _, scope, route_type, ..]), Some(rest)) =
+            (kind, body.get(..12), body.get(12..))
+        else {
+            return;
+        };
+        let attribute =
+            |wanted: u16| attributes(rest).find(|(kind, _)| *kind == wanted).map(|(_, value)| value.to_vec());
+        // Attributes 1 and 4: destination and outgoing link.
+        let Some(link) = attribute(4) else { return };
+        if *length == 0 {
+            outward.push(link);
+        } else if (*scope, *route_type) == ATTACHED
+            && let Some(octets) = attribute(1).and_then(|to| <[u8; 4]>::try_from(to).ok())
+            && let Some(net) = Ipv4Net::new(octets.into(), *length)
+        {
+            attached.push((net, link));
+        }
+    })?;
+    Ok(attached.into_iter().filter(|(_, link)| outward.contains(link)).map(|(net, _)| net).collect())
+}
+
 /// A neighbour entry that no ARP answer can change.
 pub(crate) fn pin_neighbour(socket: &mut Socket, index: u32, ip: Ipv4Addr, mac: [u8; 6]) -> io::Result<()> {
     const PERMANENT: u16 = 0x80;

@@ -90,9 +90,11 @@ table inet {SLOT_TABLE} {{
 }
 
 /// The node's table on the host, replaced as a whole in one transaction. `stem` is what the names of all of the
-/// node's veths start with.
-pub(crate) fn host(table: &str, stem: &str, supernet: Ipv4Net) -> String {
-    let closed = CLOSED.join(", ");
+/// node's veths start with; `neighbourhood` is closed beside what always is.
+pub(crate) fn host(table: &str, stem: &str, supernet: Ipv4Net, neighbourhood: &[Ipv4Net]) -> String {
+    let always = CLOSED.iter().map(ToString::to_string);
+    let closed: Vec<_> = always.chain(neighbourhood.iter().map(ToString::to_string)).collect();
+    let closed = closed.join(", ");
     format!(
         r#"table inet {table} {{ }}
 delete table inet {table}
@@ -100,6 +102,7 @@ table inet {table} {{
   set closed {{
     type ipv4_addr
     flags interval
+    auto-merge
     elements = {{ {closed} }}
   }}
   chain early {{

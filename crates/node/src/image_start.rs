@@ -22,6 +22,8 @@ use std::sync::Arc;
 const SPACE: &str = "image/";
 /// How many a team keeps.
 const MOST: usize = 512;
+/// How many that could not be made it keeps, for their logs.
+const MOST_FAILED: usize = 32;
 /// Size of a machine whose request names none: the same as of a pulled template.
 const VCPUS: u8 = 2;
 const MEMORY_MIB: u32 = 512;
@@ -38,19 +40,21 @@ pub(crate) async fn template_for(
         request.vcpus.or(request.memory_mib.map(|_| 0)).or(request.disk_mib.map(|_| 0)).is_some();
     let (image, sizes) = match known {
         Ok(ready) => {
-            let sizes = (
-                request.vcpus.unwrap_or(ready.vcpus),
-                request.memory_mib.unwrap_or(ready.memory_mib),
-                request.disk_mib.unwrap_or(ready.disk_mib),
-            );
-            if !size_given || sizes == (ready.vcpus, ready.memory_mib, ready.disk_mib) {
-                return Ok(request.template.clone());
-            }
-            // A snapshot's machine can't change its size: the same image is started in another.
             let build = inner
                 .catalog
                 .build(&ready.build)
                 .ok_or_else(|| Error::TemplateNotFound(request.template.clone()))?;
+            // What its maker asked for: a disk may have come out larger than that.
+            let made = (build.vcpus, build.memory_mib, build.disk_mib);
+            let sizes = (
+                request.vcpus.unwrap_or(made.0),
+                request.memory_mib.unwrap_or(made.1),
+                request.disk_mib.unwrap_or(made.2),
+            );
+            if !size_given || sizes == made {
+                return Ok(request.template.clone());
+            }
+            // A snapshot's machine can't change its size: the same image is started in another.
             (build.image, sizes)
         }
         Err(Error::TemplateNotFound(_)) if is_image(&request.template) => {
@@ -114,6 +118,9 @@ async fn begin(
     } else {
         make_room(inner, who).await;
     }
+    // Told now rather than after the image was made; the room is taken when the machine starts.
+    let room = inner.admission.admit(pull.memory_mib);
+    drop(room.map_err(|full| full.answer(&pull.name))?);
     let build = builds::pull(inner, who, pull).await?;
     Ok(Some((build.template, build.id)))
 }
@@ -152,17 +159,20 @@ async fn joined(inner: &Arc<Inner>, asked: &str, template: &TemplateId, id: &Bui
     }
 }
 
-/// Deletes a team's longest unused image templates until one more fits.
+/// Deletes a team's longest unused image templates until one more fits, and of those that could not be made all but the
+/// latest few.
 async fn make_room(inner: &Arc<Inner>, who: &Principal) {
     let mut kept: Vec<_> = inner
         .catalog
         .templates(&who.team)
         .into_iter()
         .filter(|template| template.names.iter().any(|name| name.starts_with(SPACE)))
-        .filter(|template| template.current.is_some())
         .collect();
     kept.sort_by_key(|template| std::cmp::Reverse(template.last_spawned_at.unwrap_or(template.created_at)));
-    for template in kept.into_iter().skip(MOST - 1) {
+    let newest = |id: &TemplateId| inner.catalog.builds_of(id).into_iter().next().map(|build| build.status);
+    let (usable, rest): (Vec<_>, Vec<_>) = kept.into_iter().partition(|template| template.current.is_some());
+    let failed = rest.into_iter().filter(|template| newest(&template.id) == Some(BuildStatus::Error));
+    for template in usable.into_iter().skip(MOST - 1).chain(failed.skip(MOST_FAILED)) {
         if let Err(error) = builds::remove(inner, &template.id).await {
             tracing::warn!(template = %template.id, %error, "an unused image's template was not removed");
         }

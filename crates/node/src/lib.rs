@@ -33,5 +33,5 @@ mod telemetry;
 #[cfg(test)]
 mod tests;
 
-pub use node::{Node, StartError};
+pub use node::{Lease, Node, StartError};
 pub use options::Options;

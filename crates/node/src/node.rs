@@ -86,6 +86,7 @@ pub(crate) struct Inner {
     pub(crate) keys: RwLock<HashMap<[u8; 32], String>>,
     pub(crate) catalog: Catalog,
     pub(crate) admission: Admission,
+    pub(crate) image_turns: Arc<Semaphore>,
     pub(crate) build_turns: Arc<Semaphore>,
     /// Builds under way and how to stop them.
     pub(crate) building: Mutex<HashMap<crate::model::BuildId, CancellationToken>>,
@@ -99,28 +100,29 @@ pub(crate) struct Inner {
     pub(crate) stop: CancellationToken,
     pub(crate) tasks: TaskTracker,
     /// Held as long as the node lives.
-    _lease: File,
+    _lease: Lease,
 }
 
 impl Node {
     /// Takes the data directory, makes every sandbox in the records what it truly is, removes what nobody knows, and
     /// begins to serve.
     pub async fn start(options: Options) -> Result<Arc<Self>, StartError> {
-        let Options { data_dir, run_dir, kit, parts, limits, pool, deadlines } = options;
+        let Options { lease, data_dir, run_dir, kit, parts, limits, pool, deadlines } = options;
         let io = |path: &Path| {
             let path = path.to_owned();
             move |source| StartError::Io { path, source }
         };
         let machines = run_dir.join("machines");
-        for dir in [&data_dir, &run_dir, &machines] {
+        let lease = lease.map_or_else(|| Lease::take(&data_dir), Ok)?;
+        for dir in [&run_dir, &machines] {
             tokio::fs::create_dir_all(dir).await.map_err(io(dir))?;
         }
-        let lease = lease(&data_dir)?;
         let db = Db::open(&data_dir.join("node.db"))
             .await
             .map_err(|error| StartError::Records(error.to_string()))?;
         let inner = Arc::new(Inner {
             admission: Admission::new(&limits, host_memory_mib()),
+            image_turns: Arc::new(Semaphore::new(limits.max_images.max(1))),
             build_turns: Arc::new(Semaphore::new(limits.max_builds.max(1))),
             building: Mutex::default(),
             build_ended: Notify::new(),
@@ -157,9 +159,15 @@ impl Node {
     /// Makes an API key for a team and returns it in full, the only time it is seen: `e2b_` and 40 hex digits.
     /// Only its SHA-256 is kept.
     pub async fn create_key(&self, team: &str, name: &str) -> Result<String, control::Error> {
-        let key = format!("e2b_{}", hex::encode(rand::random::<[u8; 20]>()));
+        let key = Self::new_key();
         self.add_key(&key, team, name).await?;
         Ok(key)
+    }
+
+    /// A key as clients expect one; valid for nobody until it is added.
+    #[must_use]
+    pub fn new_key() -> String {
+        format!("e2b_{}", hex::encode(rand::random::<[u8; 20]>()))
     }
 
     /// Makes a given key valid for a team. Adding a key that is valid for the team already changes nothing.
@@ -200,18 +208,27 @@ impl Node {
     }
 }
 
-fn lease(data_dir: &Path) -> Result<File, StartError> {
-    let path = data_dir.join("node.lock");
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .map_err(|source| StartError::Io { path: path.clone(), source })?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::InUse(data_dir.to_owned())),
-        Err(error) => Err(StartError::Io { path, source: error.into() }),
+/// The right to use a data directory, held until dropped. Taken before anything that is named after the directory, like
+/// network slots: a second server must find out before it touches what is the first one's.
+pub struct Lease {
+    _lock: File,
+}
+
+impl Lease {
+    /// Takes it; the directory is made when missing.
+    ///
+    /// # Errors
+    /// [`StartError::InUse`] when another server has it.
+    pub fn take(data_dir: &Path) -> Result<Self, StartError> {
+        let path = data_dir.join("node.lock");
+        let io = |source| StartError::Io { path: path.clone(), source };
+        std::fs::create_dir_all(data_dir).map_err(io)?;
+        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(io)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { _lock: file }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::InUse(data_dir.to_owned())),
+            Err(error) => Err(io(error.into())),
+        }
     }
 }
 

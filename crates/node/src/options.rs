@@ -5,6 +5,8 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 /// Settings and parts of a node. Made with [`Options::new`], then adjusted field by field.
 pub struct Options {
+    /// The right to the data directory, when it was taken already; otherwise the node takes it.
+    pub lease: Option<crate::node::Lease>,
     /// State that outlives reboots: records, images, templates, sandboxes. Created when missing.
     /// One server at a time: a lock file in it refuses a second.
     pub data_dir: PathBuf,
@@ -27,6 +29,7 @@ impl Options {
     #[must_use]
     pub fn new(data_dir: PathBuf, run_dir: PathBuf, kit: Kit, parts: Parts) -> Self {
         Self {
+            lease: None,
             data_dir,
             run_dir,
             kit,
@@ -81,7 +84,11 @@ pub struct Limits {
     pub max_starts: usize,
     /// Starts and resumes waiting for one of those; more are refused.
     pub max_queued: usize,
-    /// Template builds under way at once.
+    /// Virtual CPUs of one machine. More than the host has only slow a machine down.
+    pub max_vcpus: u8,
+    /// Images fetched and converted at once. Apart from builds: a registry that hangs must hold up no other image.
+    pub max_images: usize,
+    /// Template machines booted at once.
     pub max_builds: usize,
     /// Builds waiting; more are refused.
     pub max_queued_builds: usize,
@@ -103,6 +110,8 @@ impl Default for Limits {
             max_sandboxes: 1000,
             max_starts: (cores * 2).max(4),
             max_queued: 512,
+            max_vcpus: u8::try_from(cores.clamp(2, 64)).unwrap_or(64),
+            max_images: 8,
             max_builds: 1,
             max_queued_builds: 32,
             tombstone_age: Duration::from_secs(24 * 3600),

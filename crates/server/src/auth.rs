@@ -40,7 +40,7 @@ impl Keys {
         headers: &HeaderMap,
     ) -> Result<Principal, ApiError> {
         let key = presented(headers).ok_or_else(|| {
-            refused("no API key: send it as 'X-API-Key' or 'Authorization: Bearer'; `aenv auth` shows how to get one")
+            refused("no API key: send it as 'X-API-Key' or 'Authorization: Bearer'; `aenv up` on the server's machine writes one to ~/.config/aenv/env")
         })?;
         let digest: [u8; 32] = Sha256::digest(key).into();
         if let Some((who, at)) = self.accepted.lock().get(&digest)
@@ -50,7 +50,7 @@ impl Keys {
         }
         let who = control.authenticate(digest).await?.ok_or_else(|| {
             refused(
-                "the API key is not valid on this server; check E2B_API_KEY, or make a key with `aenv auth`",
+                "the API key is not valid on this server; check E2B_API_KEY, or run `aenv up` on the server's machine, which writes a valid one to ~/.config/aenv/env",
             )
         })?;
         let mut accepted = self.accepted.lock();

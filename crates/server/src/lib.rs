@@ -26,7 +26,7 @@ mod request_id;
 mod server;
 
 pub use options::Options;
-pub use server::{BindError, Server};
+pub use server::{BindError, Server, listen};
 
 /// The OpenAPI document of the control plane, as served at `/openapi.json`.
 #[must_use]

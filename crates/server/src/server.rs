@@ -49,6 +49,16 @@ impl Server {
     /// # Errors
     /// When the address can't be listened on, or the domain is malformed.
     pub async fn bind(options: Options, control: Arc<dyn Control>) -> Result<Self, BindError> {
+        let listener = listen(options.listen).await?;
+        Self::on(listener, options, control)
+    }
+
+    /// Serves on a socket that listens already: whoever starts takes the address first, before anything is changed that
+    /// a server at the same address would miss.
+    ///
+    /// # Errors
+    /// When the domain is malformed.
+    pub fn on(listener: TcpListener, options: Options, control: Arc<dyn Control>) -> Result<Self, BindError> {
         let mut options = options;
         if let Some(domain) = &mut options.domain {
             let plain = domain.trim_matches('.').to_ascii_lowercase();
@@ -62,9 +72,7 @@ impl Server {
             *domain = plain;
         }
         let listen = options.listen;
-        let failed = |source| BindError::Listen { listen, source };
-        let listener = TcpListener::bind(listen).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
+        let address = listener.local_addr().map_err(|source| BindError::Listen { listen, source })?;
         if !address.ip().is_loopback() {
             tracing::warn!(
                 %address,
@@ -167,4 +175,12 @@ async fn idle(connections: &Semaphore, all: usize) {
     let all = u32::try_from(all).unwrap_or(u32::MAX);
     // Fails only if the semaphore were closed, which nobody does.
     let _all = connections.acquire_many(all).await;
+}
+
+/// Takes the address; connections wait until it is served.
+///
+/// # Errors
+/// When the address can't be listened on.
+pub async fn listen(listen: SocketAddr) -> Result<TcpListener, BindError> {
+    TcpListener::bind(listen).await.map_err(|source| BindError::Listen { listen, source })
 }

@@ -1,7 +1,7 @@
 //! `aenv doctor`: examines this machine and explains.
 
 use super::Settings;
-use aenv_cli::output::{Format, say};
+use aenv_cli::output::{Format, line, say};
 use aenv_vmm::host::{self, Status};
 use anyhow::Result;
 use std::process::ExitCode;
@@ -18,9 +18,9 @@ pub(crate) fn run(settings: &Settings, global: &aenv_cli::Global) -> Result<Exit
                 Status::Warn => "warn",
                 Status::Fail => "fail",
             };
-            say(&format!("{mark}  {:<22} {}", check.name, check.found));
+            line(&format!("{mark}  {:<22} {}", check.name, check.found))?;
             if let Some(remedy) = &check.remedy {
-                say(&format!("      {:<22} → {remedy}", ""));
+                line(&format!("      {:<22} → {remedy}", ""))?;
             }
         }
     }

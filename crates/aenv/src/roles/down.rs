@@ -3,7 +3,7 @@
 //! Nothing is stopped while a sandbox that should be kept couldn't be paused: the command fails and says which.
 
 use super::{
-    Settings,
+    Settings, client_env,
     process::Background,
     settings::{Flags, reachable},
 };
@@ -43,6 +43,7 @@ pub(crate) fn run(down: &Down, mut global: aenv_cli::Global) -> Result<ExitCode>
             let listen =
                 server.argument("--listen").and_then(|word| word.parse().ok()).unwrap_or(settings.listen);
             global.api_url = Some(format!("http://{}", reachable(listen)));
+            global.api_key = global.api_key.or_else(|| client_env::local_key(&settings));
             let failures = super::runtime(1)?.block_on(quiesce(&global, down.kill))?;
             if !failures.is_empty() {
                 bail!(

@@ -86,7 +86,11 @@ impl Daemon {
 fn log_to_stderr() {
     use std::io::IsTerminal as _;
     let filter = tracing_subscriber::EnvFilter::try_from_env("AENV_LOG").unwrap_or_else(|_| "info".into());
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        // It would be said on standard error, which fails as well when the disk is full, and that would panic.
+        .log_internal_errors(false);
     if std::io::stderr().is_terminal() {
         builder.init();
     } else {

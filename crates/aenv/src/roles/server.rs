@@ -3,7 +3,7 @@
 use super::{Settings, client_env, process::PidFile, ready};
 use aenv_network::{NetnsNetwork, Network, Options as NetworkOptions};
 use aenv_node::{
-    Node,
+    Lease, Node,
     options::{Kit, Options as NodeOptions, Parts},
     seams::{HttpGuests, LayerFiles, OciImages, ProcProcesses, Storaged},
 };
@@ -23,19 +23,34 @@ pub(crate) fn run(settings: &Settings, client_env: bool) -> Result<ExitCode> {
 async fn serve(settings: &Settings, client_env: bool) -> Result<ExitCode> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
-    let network = NetnsNetwork::start(network_options(settings)?).await?;
-    let node = Node::start(node_options(settings, network.clone()).await?).await?;
-    // The node's lock on the data directory is held from here on: the pid file is ours.
+    // Address and data directory first: a start that is refused must have changed nothing of the server that has them.
+    let listener = aenv_server::listen(settings.listen).await?;
+    let lease = Lease::take(&settings.data_dir)?;
+    // The lock on the data directory is held from here on: the pid file is ours.
     let _pid_file = PidFile::write(&settings.server_pid_file())?;
+    let network = NetnsNetwork::start(network_options(settings)?).await?;
+    let started = async {
+        let options = NodeOptions { lease: Some(lease), ..node_options(settings, network.clone()).await? };
+        anyhow::Ok(Node::start(options).await?)
+    };
+    let node = match started.await {
+        Ok(node) => node,
+        Err(error) => {
+            if let Err(left) = network.shutdown().await {
+                tracing::warn!(%left, "network slots stay until the next start");
+            }
+            return Err(error);
+        }
+    };
     if client_env {
-        client_env::ensure(&node, settings.reachable(), settings.domain.as_deref()).await?;
+        client_env::ensure(&node, settings).await?;
     }
     let options = ServerOptions {
         listen: settings.listen,
         domain: settings.domain.clone(),
         ..ServerOptions::default()
     };
-    let server = Server::bind(options, node.clone()).await?;
+    let server = Server::on(listener, options, node.clone())?;
     ready::announce()?;
     tracing::info!(listen = %settings.listen, data_dir = %settings.data_dir.display(), "serving");
     let stop = async move {

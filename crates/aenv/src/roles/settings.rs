@@ -134,7 +134,8 @@ impl Settings {
         }
         let listen = flags.listen.or(file.listen).unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8000)));
         Ok(Self {
-            config: flags.config.clone(),
+            // Handed on to other roles, which start elsewhere.
+            config: flags.config.as_ref().map(std::path::absolute).transpose()?,
             guest_dir: flags.guest_dir.clone().or(file.guest_dir).unwrap_or_else(|| data_dir.join("guest")),
             domain: flags.domain.clone().or(file.domain),
             qemu: flags.qemu.clone().or(file.qemu),

@@ -1,7 +1,7 @@
 //! `aenv status`: what runs here. Exit code 0 when the server does, 1 when it doesn't.
 
 use super::{Settings, process::Background};
-use aenv_cli::output::say;
+use aenv_cli::output::line;
 use anyhow::Result;
 use std::process::ExitCode;
 
@@ -13,9 +13,9 @@ pub(crate) fn run(settings: &Settings) -> Result<ExitCode> {
         match Background::find(&pid_file, role)? {
             Some(process) => {
                 serving = role == "server";
-                say(&format!("{role}: running, pid {}", process.pid()));
+                line(&format!("{role}: running, pid {}", process.pid()))?;
             }
-            None => say(&format!("{role}: not running; start it with `aenv up`")),
+            None => line(&format!("{role}: not running; start it with `aenv up`"))?,
         }
     }
     Ok(if serving { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -1,6 +1,6 @@
 //! `aenv up`: the single-machine mode. Can be repeated: what runs already is left alone.
 
-use super::{Settings, process::Background, ready::start_detached, server, settings::Flags};
+use super::{Settings, client_env, process::Background, ready::start_detached, server, settings::Flags};
 use aenv_cli::output::say;
 use anyhow::{Context, Result};
 use clap::Args;
@@ -30,6 +30,9 @@ pub(crate) fn run(up: &Up) -> Result<ExitCode> {
     if let Some(server) = Background::find(&settings.server_pid_file(), "server")? {
         let listen = server.argument("--listen").map_or_else(|| settings.listen.to_string(), str::to_owned);
         say(&format!("already running (pid {}) on {listen}", server.pid()));
+        // The clients' file may have been lost, or name another server by now.
+        let running = Settings { listen: listen.parse().unwrap_or(settings.listen), ..settings };
+        super::runtime(1)?.block_on(client_env::renew(&running))?;
         return Ok(ExitCode::SUCCESS);
     }
     super::runtime(1)?.block_on(start_daemons(&settings, up.detach))?;
@@ -41,13 +44,24 @@ pub(crate) fn run(up: &Up) -> Result<ExitCode> {
 }
 
 async fn start_daemons(settings: &Settings, detach: bool) -> Result<()> {
-    if Background::find(&settings.storaged_pid_file(), "storaged")?.is_none() {
+    let storaged_runs = Background::find(&settings.storaged_pid_file(), "storaged")?.is_some();
+    if !storaged_runs {
         let pid = start(settings, "storaged", &[], STORAGED_START).await?;
         say(&format!("storage daemon: pid {pid}"));
     }
     if detach {
-        let pid = start(settings, "server", &["--client-env"], SERVER_START).await?;
-        say(&format!("server: pid {pid}, on http://{}", settings.listen));
+        match start(settings, "server", &["--client-env"], SERVER_START).await {
+            Ok(pid) => say(&format!("server: pid {pid}, on http://{}", settings.listen)),
+            Err(error) => {
+                // What this call began it takes back; a storage daemon with open disks refuses, and rightly so.
+                if !storaged_runs
+                    && let Some(storaged) = Background::find(&settings.storaged_pid_file(), "storaged")?
+                {
+                    storaged.end(STORAGED_START)?;
+                }
+                return Err(error);
+            }
+        }
     }
     Ok(())
 }

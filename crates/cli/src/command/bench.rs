@@ -204,11 +204,8 @@ async fn settle(context: &Context, template: &str, full: Option<u64>, wanted: u6
     }
     loop {
         let node = context.control.node().await?;
-        let Some(&ready) = node.warm.get(template) else {
-            return Err(Error::Failed(format!(
-                "the server keeps no warm machines of '{template}'; leave out --warm or turn its pool on"
-            )));
-        };
+        // A pool that was just emptied isn't listed until its next machine waits.
+        let ready = node.warm.get(template).copied().unwrap_or(0);
         if ready >= full.unwrap_or(0).max(wanted) {
             return Ok(());
         }
@@ -219,7 +216,7 @@ async fn settle(context: &Context, template: &str, full: Option<u64>, wanted: u6
             } else {
                 Err(Error::Failed(format!(
                     "the warm pool of '{template}' holds {ready} machines after {POOL_DEADLINE:?}; {wanted} are \
-                     needed (a smaller --concurrency needs fewer)"
+                     needed (a smaller --concurrency needs fewer, no --warm needs none; the server's setting is `warm`)"
                 )))
             };
         }

@@ -74,7 +74,15 @@ pub(super) async fn info(context: &Context, args: One) -> Result<u8> {
         output::json(&value)?;
         return Ok(0);
     }
-    let InspectedSandbox { sandbox, lifecycle_state, build_id, phases, tombstone } = known(&value)?;
+    let InspectedSandbox {
+        sandbox,
+        lifecycle_state,
+        build_id,
+        image_entrypoint,
+        image_cmd,
+        phases,
+        tombstone,
+    } = known(&value)?;
     let now = jiff::Timestamp::now();
     let alias = sandbox.alias.map_or(String::new(), |alias| format!("{alias} "));
     let (cpus, memory, disk) = (sandbox.cpu_count, sandbox.memory_mb, sandbox.disk_size_mb);
@@ -87,6 +95,11 @@ pub(super) async fn info(context: &Context, args: One) -> Result<u8> {
         ["machine".to_owned(), format!("{cpus} CPU, {memory} MiB memory, {disk} MiB disk")],
         ["agent".to_owned(), sandbox.envd_version],
     ];
+    for (name, words) in [("entrypoint", image_entrypoint), ("cmd", image_cmd)] {
+        if !words.is_empty() {
+            rows.push([format!("image {name}"), words.join(" ")]);
+        }
+    }
     rows.extend(sandbox.metadata.into_iter().map(|(k, v)| [format!("metadata {k}"), v]));
     rows.extend(phases.into_iter().map(|p| {
         let micros = p.micros;

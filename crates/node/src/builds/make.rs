@@ -16,6 +16,7 @@ use aenv_network::Egress;
 use aenv_snapshot::manifest::{FileRef, Guest, LayerRef, Manifest, Memory};
 use jiff::Timestamp;
 use std::{path::PathBuf, sync::Arc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 /// One build under way: what its steps need to know.
@@ -35,18 +36,15 @@ impl Work {
 
     pub(super) async fn make(&mut self) -> Result<Ready, StepError> {
         let inner = Arc::clone(&self.inner);
-        let _turn = tokio::select! {
-            turn = Arc::clone(&inner.build_turns).acquire_owned() => {
-                turn.map_err(|error| StepError::failed("waiting for a turn", error))?
-            }
-            () = self.cancel.cancelled() => return Err(StepError::Cancelled),
-        };
+        let turn = self.turn(&inner.image_turns).await?;
         let building =
             inner.catalog.change_build(&self.build.id, |build| build.status = BuildStatus::Building);
         let building = building.ok_or(StepError::Cancelled)?;
         inner.db.save_build(&building).await.step("writing the record")?;
 
         let image = self.image().await?;
+        drop(turn);
+        let _turn = self.turn(&inner.build_turns).await?;
         let disk = inner
             .relative(&image.disk)
             .ok_or_else(|| StepError::failed(PREPARING, "its disk lies outside the data directory"))?;
@@ -91,6 +89,15 @@ impl Work {
             .ok_or_else(|| StepError::failed("describing the snapshot", "it has no memory"))?;
         write_manifest(manifest, inner.at(&self.home).join("snapshot.json")).await?;
         Ok(ready)
+    }
+
+    async fn turn(&self, turns: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, StepError> {
+        tokio::select! {
+            turn = Arc::clone(turns).acquire_owned() => {
+                turn.map_err(|error| StepError::failed("waiting for a turn", error))
+            }
+            () = self.cancel.cancelled() => Err(StepError::Cancelled),
+        }
     }
 
     async fn image(&mut self) -> Result<Image, StepError> {

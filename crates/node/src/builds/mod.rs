@@ -37,7 +37,7 @@ pub(crate) async fn pull(
     who: &Principal,
     request: PullTemplate,
 ) -> control::Result<Build> {
-    check(&request)?;
+    check(inner, &request)?;
     inner.parts.images.check(&request.image).map_err(|fault| Error::Invalid(format!("image: {fault}")))?;
     let internal = |error: crate::records::DbError| Error::Internal(error.to_string());
     let existing = inner.catalog.named(&who.team, &request.name);
@@ -57,7 +57,7 @@ pub(crate) async fn pull(
         }
     }
     let waiting = inner.building.lock().len();
-    if waiting >= inner.limits.max_builds + inner.limits.max_queued_builds {
+    if waiting >= inner.limits.max_images + inner.limits.max_queued_builds {
         let message =
             format!("{waiting} builds are under way or in line, the most this node takes; try again later");
         return Err(Error::Full { message, retry_after: Duration::from_secs(30) });
@@ -100,7 +100,7 @@ pub(crate) async fn pull(
     Ok(view(&build, 0, 0))
 }
 
-fn check(request: &PullTemplate) -> control::Result<()> {
+fn check(inner: &Inner, request: &PullTemplate) -> control::Result<()> {
     let invalid = |text: String| Err(Error::Invalid(text));
     let name_ok = |part: &str| {
         let bytes = part.as_bytes();
@@ -117,12 +117,20 @@ fn check(request: &PullTemplate) -> control::Result<()> {
     if request.image.is_empty() || request.image.len() > 1024 || request.image.chars().any(char::is_control) {
         return invalid("the image reference must be 1 to 1024 printable characters".to_owned());
     }
-    if !(1..=64).contains(&request.vcpus) {
-        return invalid(format!("{} virtual CPUs: 1 to 64 are possible", request.vcpus));
+    let most = inner.limits.max_vcpus;
+    if !(1..=most).contains(&request.vcpus) {
+        return invalid(format!("{} virtual CPUs: 1 to {most} are possible on this node", request.vcpus));
     }
     if !(128..=1 << 20).contains(&request.memory_mib) || !request.memory_mib.is_multiple_of(2) {
         return invalid(format!(
             "{} MiB of memory: an even number from 128 on is possible",
+            request.memory_mib
+        ));
+    }
+    let (_, limit) = inner.admission.promised();
+    if u64::from(request.memory_mib) > limit {
+        return invalid(format!(
+            "{} MiB of memory: this node gives its machines {limit} MiB in all",
             request.memory_mib
         ));
     }

@@ -47,9 +47,13 @@ impl OciImages {
 
     fn reference(&self, text: &str) -> Result<Reference> {
         let reference: Reference = text.parse().map_err(|error: aenv_oci::reference::Error| fault(&error))?;
-        if !self.local && !matches!(reference, Reference::Registry(_)) {
+        let local = match &reference {
+            Reference::Registry(remote) => remote.is_loopback(),
+            _ => true,
+        };
+        if !self.local && local {
             return Err(Fault::new(format!(
-                "'{text}' names a file of the server, which this server doesn't allow; push the image to a registry, \
+                "'{text}' names a file or a registry of the server's own machine, which this server doesn't allow; push the image to a registry, \
                  or set local_images = true"
             )));
         }
