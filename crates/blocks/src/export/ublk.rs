@@ -321,13 +321,13 @@ fn reap(exporter: &Weak<Inner>) {
         if withdrawn.is_empty() {
             inner.ending.wait_for(&mut withdrawn, Duration::from_secs(1));
         }
-        let all = std::mem::take(&mut *withdrawn);
+        // They stay in the list while they are looked at: they count as open until they are not.
+        let all = withdrawn.clone();
         drop(withdrawn);
-        let many = all.len();
-        let (open, closed): (Vec<_>, Vec<_>) = all.into_iter().partition(|served| inner.handles(served) > 0);
+        let closed: Vec<_> = all.iter().filter(|served| inner.handles(served) == 0).collect();
         closed.iter().for_each(|served| served.end(&inner.control));
-        let waiting = !open.is_empty() && open.len() == many;
-        inner.withdrawn.lock().extend(open);
+        let waiting = closed.is_empty() && !all.is_empty();
+        inner.withdrawn.lock().retain(|served| !closed.iter().any(|closed| closed.id == served.id));
         drop(inner);
         if waiting {
             std::thread::sleep(LOOK);
