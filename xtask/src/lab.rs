@@ -115,7 +115,7 @@ pub(crate) fn run(options: &Options) -> Result<u8> {
         work: work.path().to_owned(),
         memory: options.memory,
         cpus: options.cpus,
-        disk: options.disk,
+        disk: options.disk.or(options.what.test.and_then(suites::Suite::disk)),
         net: options.net || !options.forward.is_empty(),
         forward: options.forward.clone(),
         interactive: options.what.shell,

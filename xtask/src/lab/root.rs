@@ -116,7 +116,7 @@ fn found(program: &str) -> Result<PathBuf> {
     directories.extend(["/usr/sbin", "/sbin"].map(PathBuf::from));
     directories.iter().map(|directory| directory.join(program)).find(|path| path.is_file()).with_context(
         || {
-            run::say("lab: the packages e2fsprogs, fio, iproute2 and mount hold what its suites use");
+            run::say("lab: the packages e2fsprogs, iproute2 and mount hold what its suites use");
             format!("`{program}` is not installed here, so it can't be taken into the lab")
         },
     )

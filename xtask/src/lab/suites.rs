@@ -15,6 +15,13 @@ pub(crate) enum Suite {
     UblkBench,
 }
 
+impl Suite {
+    /// MiB of scratch disk that it wants.
+    pub(super) fn disk(self) -> Option<u32> {
+        (self == Self::UblkBench).then_some(512)
+    }
+}
+
 /// Builds the suite, loads what it needs and says how it is run.
 pub(super) fn prepare(suite: Suite, workspace: &Path, load: &mut Load) -> Result<Command> {
     // One at a time: a test that starts a process gives it, for a moment, the handles that another one counts.
@@ -27,13 +34,14 @@ pub(super) fn prepare(suite: Suite, workspace: &Path, load: &mut Load) -> Result
     for tool in ["mkfs.ext4", "e2fsck"] {
         load.program(tool)?;
     }
-    if suite == Suite::UblkBench {
-        load.program("fio")?;
-    }
     let mut argv = vec!["/lab/suite".to_owned()];
     argv.extend(words.iter().map(|word| (*word).to_owned()));
     // A test that finds no ublk here has found a fault: nothing may be skipped.
-    Ok(Command { argv, env: vec![("AENV_LAB".into(), "1".into())], terminal: false })
+    Ok(Command {
+        argv,
+        env: vec![("AENV_LAB".into(), "1".into()), ("BENCH_DIR".into(), "/data".into())],
+        terminal: false,
+    })
 }
 
 /// The one test program that cargo makes of these arguments.
