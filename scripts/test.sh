@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up and runs every test: Rust (formats, state machines, real QEMU machines), then the official SDKs and the
 # end-to-end suite against a running server. Ends with one line of counts. Leaves nothing running.
-#   AENV_TEST_ONLY=rust|sdk|e2e   one part only
+#   AENV_TEST_ONLY=rust|lab|sdk|e2e   one part only
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
@@ -65,6 +65,17 @@ run_rust() {
     if [ $code -ne 0 ] && [ $failed -eq 0 ]; then failed=1; fi
 }
 
+# A machine in QEMU whose kernel has what this one may lack (ublk): the same suites inside.
+run_lab() {
+    step "the ublk suite in the KVM lab"
+    local log=$aenv_logs/lab.log code=0 line
+    cargo xtask lab --test ublk --deadline 300 2>&1 | tee "$log" || code=$?
+    line=$(grep -aE 'test result: ' "$log" | tail -n1 || true)
+    passed=$((passed + $(counted passed <<<"$line")))
+    failed=$((failed + $(counted failed <<<"$line")))
+    if [ $code -ne 0 ] && ! grep -qaE 'test result: FAILED' "$log"; then failed=$((failed + 1)); fi
+}
+
 start_server() {
     step "starting a server for the end-to-end tests"
     mkdir -p "$work/data"
@@ -119,6 +130,7 @@ run_e2e() {
 }
 
 if [ "$only" = all ] || [ "$only" = rust ]; then run_rust; fi
+if [ "$only" = all ] || [ "$only" = lab ]; then run_lab; fi
 if [ "$only" = all ] || [ "$only" = sdk ] || [ "$only" = e2e ]; then start_server; fi
 if [ "$only" = all ] || [ "$only" = sdk ]; then run_sdk; fi
 if [ "$only" = all ] || [ "$only" = e2e ]; then run_e2e; fi

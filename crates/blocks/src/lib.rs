@@ -6,7 +6,7 @@
 //!                                                   Exports            one entry a name: spec, holders, device
 //!                                        ┌──────────────┼───────────┐
 //!                                     Sources        Device      Exporter
-//!                                  (local files;   (read-only,   (FUSE; ublk later)
+//!                                  (local files;   (read-only,   (FUSE, ublk)
 //!                                  registry, …)    writable)
 //! ```
 //! Seams: [`Sources`](source::Sources) turns a layer's description into bytes, [`Device`](device::Device) is what a

@@ -28,7 +28,10 @@ pub enum Error {
         cause: String,
     },
     /// No such template, or none that is ready.
-    #[error("template '{0}' does not exist or is not ready; make one with `aenv pull IMAGE --name NAME`")]
+    #[error(
+        "template '{0}' does not exist or is not ready; make one with `aenv pull IMAGE --name NAME`, or name an image \
+         with its registry, like docker.io/library/python:3.12"
+    )]
     TemplateNotFound(String),
     /// The template or alias belongs to another team.
     #[error("template '{0}' belongs to another team")]

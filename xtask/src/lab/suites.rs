@@ -26,8 +26,8 @@ impl Suite {
 pub(super) fn prepare(suite: Suite, workspace: &Path, load: &mut Load) -> Result<Command> {
     // One at a time: a test that starts a process gives it, for a moment, the handles that another one counts.
     let (arguments, words): (&[&str], &[&str]) = match suite {
-        Suite::Ublk => (&["--test", "exporters"], &["--nocapture", "--test-threads=1"]),
-        Suite::UblkBench => (&["--profile", "release", "--bench", "ublk"], &["--bench"]),
+        Suite::Ublk => (&["--release", "--test", "exporters"], &["--nocapture", "--test-threads=1"]),
+        Suite::UblkBench => (&["--release", "--bench", "ublk"], &["--bench"]),
     };
     let program = built(workspace, arguments)?;
     load.executable(&program, "/lab/suite")?;
@@ -47,10 +47,11 @@ pub(super) fn prepare(suite: Suite, workspace: &Path, load: &mut Load) -> Result
 /// The one test program that cargo makes of these arguments.
 fn built(workspace: &Path, arguments: &[&str]) -> Result<PathBuf> {
     let mut cargo = std::process::Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    // The whole workspace's features, so that what its tests were built of is not built once more.
     cargo.current_dir(workspace).args([
         "test",
-        "--package",
-        "aenv-blocks",
+        "--workspace",
+        "--locked",
         "--no-run",
         "--message-format=json",
     ]);

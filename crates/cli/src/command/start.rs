@@ -4,6 +4,9 @@ use super::{Context, pair};
 use crate::{control::known, error::Result, output};
 use aenv_api_types::{AutoResume, NewSandbox, Sandbox};
 
+/// After this long a start from a template would be done.
+const SLOW: std::time::Duration = std::time::Duration::from_secs(3);
+
 /// What the end of life does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum OnTimeout {
@@ -65,7 +68,17 @@ pub(super) async fn run(context: &Context, args: Args) -> Result<u8> {
         ..NewSandbox::default()
     };
     let begun = tokio::time::Instant::now();
-    let mut created = context.control.create(&new, false).await?;
+    let mut created = {
+        let creating = context.control.create(&new, false);
+        tokio::pin!(creating);
+        tokio::select! {
+            created = creating.as_mut() => created?,
+            () = tokio::time::sleep(SLOW) => {
+                output::say("the first start of an image, or of a size of it, makes a template: this takes a while …");
+                creating.await?
+            }
+        }
+    };
     let took = begun.elapsed();
     let sandbox: Sandbox = known(&created)?;
     if args.quiet {
