@@ -11,8 +11,16 @@ use aenv_server::{Options as ServerOptions, Server};
 use aenv_vmm::qemu::{Options as QemuOptions, Qemu};
 use anyhow::{Context, Result};
 use sha2::{Digest as _, Sha256};
-use std::{path::Path, process::ExitCode, sync::Arc};
+use std::{
+    path::Path,
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::signal::unix::{SignalKind, signal};
+
+/// How long a predecessor may take to be gone.
+const PREDECESSOR: Duration = Duration::from_secs(2);
 
 /// Serves until told to end. Machines go on without it.
 pub(crate) fn run(settings: &Settings, client_env: bool) -> Result<ExitCode> {
@@ -24,8 +32,8 @@ async fn serve(settings: &Settings, client_env: bool) -> Result<ExitCode> {
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     // Address and data directory first: a start that is refused must have changed nothing of the server that has them.
-    let listener = aenv_server::listen(settings.listen).await?;
-    let lease = Lease::take(&settings.data_dir)?;
+    let listener = patiently(async || aenv_server::listen(settings.listen).await).await?;
+    let lease = patiently(async || Lease::take(&settings.data_dir)).await?;
     // The lock on the data directory is held from here on: the pid file is ours.
     let _pid_file = PidFile::write(&settings.server_pid_file())?;
     let network = NetnsNetwork::start(network_options(settings)?).await?;
@@ -60,6 +68,18 @@ async fn serve(settings: &Settings, client_env: bool) -> Result<ExitCode> {
     node.shutdown().await;
     network.shutdown().await?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tries again for a moment: a server that was killed holds address and lock until the last of its threads is gone, and
+/// nothing tells of that.
+async fn patiently<T, E>(take: impl AsyncFn() -> Result<T, E>) -> Result<T, E> {
+    let until = Instant::now() + PREDECESSOR;
+    loop {
+        match take().await {
+            Err(_) if Instant::now() < until => tokio::time::sleep(Duration::from_millis(20)).await,
+            outcome => return outcome,
+        }
+    }
 }
 
 fn network_options(settings: &Settings) -> Result<NetworkOptions> {
