@@ -22,7 +22,7 @@ const BREATHER: Duration = Duration::from_millis(100);
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// The address is taken, not ours, or a privileged port.
-    #[error("cannot listen on {listen}: {source}; choose another address with --listen")]
+    #[error("cannot listen on {listen}; choose another address with --listen, or stop what has this one")]
     Listen {
         /// What was asked for.
         listen: SocketAddr,
