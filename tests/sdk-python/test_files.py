@@ -164,6 +164,14 @@ def test_commands_are_held_to_the_rights_of_their_user(sandbox, folder):
     sandbox.files.remove("/root/secret", user="root")
 
 
+@pytest.mark.parametrize(("size", "times"), [(1, 60), (1_000_000, 20)])
+def test_a_refused_upload_costs_the_next_call_nothing(sandbox, folder, size, times):
+    for _ in range(times):
+        with pytest.raises(AuthenticationException):
+            sandbox.files.write(f"{folder}/x", "1" * size, user="ghost")
+        assert sandbox.files.list(folder) == []
+
+
 def test_an_unknown_user_is_refused(sandbox, folder):
     for act in (lambda: sandbox.files.write(f"{folder}/x", "1", user="ghost"), lambda: sandbox.files.list(folder, user="ghost")):
         with pytest.raises(AuthenticationException) as caught:

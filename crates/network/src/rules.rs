@@ -123,7 +123,7 @@ table inet {table} {{
   }}
   chain leaving {{
     oifname "{stem}*" drop
-    ip daddr @closed drop
+    ip daddr @closed reject with icmp type admin-prohibited
     tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
     accept
   }}

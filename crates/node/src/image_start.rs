@@ -118,6 +118,7 @@ async fn begin(
     } else {
         make_room(inner, who).await;
     }
+    builds::check(inner, &pull)?;
     // Told now rather than after the image was made; the room is taken when the machine starts.
     let room = inner.admission.admit(pull.memory_mib);
     drop(room.map_err(|full| full.answer(&pull.name))?);

@@ -100,7 +100,8 @@ pub(crate) async fn pull(
     Ok(view(&build, 0, 0))
 }
 
-fn check(inner: &Inner, request: &PullTemplate) -> control::Result<()> {
+/// Whether a build of this could be begun at all, ever.
+pub(crate) fn check(inner: &Inner, request: &PullTemplate) -> control::Result<()> {
     let invalid = |text: String| Err(Error::Invalid(text));
     let name_ok = |part: &str| {
         let bytes = part.as_bytes();
