@@ -303,14 +303,14 @@ pub(crate) async fn exercise(
     let bash = guests.run(slot, user, "/bin/bash", &["-l", "-c", "true"], limit);
     match guest(STEP, limit, &mut exit, cancel, bash).await {
         Ok(0) => return Ok(()),
-        Ok(_) | Err(StepError::Failed { .. }) => {}
+        Ok(_) | Err(StepError::Guest { .. }) => {}
         Err(error) => return Err(error),
     }
     // An image without bash, or with a profile that fails.
     let sh = guests.run(slot, user, "/bin/sh", &["-c", "true"], limit);
     match guest(STEP, limit, &mut exit, cancel, sh).await {
         // An image without a shell is fine too: its agent answered.
-        Ok(_) | Err(StepError::Failed { .. }) => Ok(()),
+        Ok(_) | Err(StepError::Guest { .. }) => Ok(()),
         Err(error) => Err(error),
     }
 }

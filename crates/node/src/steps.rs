@@ -17,6 +17,9 @@ pub(crate) enum StepError {
     Deadline { step: &'static str, limit: Duration },
     #[error("{step}: {reason}")]
     Failed { step: &'static str, reason: String },
+    /// The guest is to blame, which may be lying: no fault of this node.
+    #[error("{step}: {reason}")]
+    Guest { step: &'static str, reason: String },
     /// What was saved can't be restored on this host; trying again won't help.
     #[error("{0}")]
     Incompatible(String),
@@ -41,6 +44,7 @@ impl StepError {
             Self::Failed { .. } | Self::Exited { .. } => {
                 control::Error::Internal(format!("sandbox {id}: {self}"))
             }
+            Self::Guest { .. } => control::Error::Unavailable(format!("sandbox {id}: {self}")),
             Self::Incompatible(_) => control::Error::Conflict(format!("sandbox {id}: {self}")),
             Self::Cancelled => control::Error::SandboxEnded { id: id.to_owned(), cause: "killed".to_owned() },
             Self::Full { message, retry_after } => {
@@ -149,7 +153,7 @@ pub(crate) async fn guest<T>(
     tokio::select! {
         biased;
         () = cancel.cancelled() => Err(StepError::Cancelled),
-        result = work => result.step(step),
+        result = work => result.map_err(|fault| StepError::Guest { step, reason: fault.to_string() }),
         exit = ended(exit) => Err(StepError::Exited { step, exit }),
         () = tokio::time::sleep(limit) => Err(StepError::Deadline { step, limit }),
     }

@@ -239,7 +239,7 @@ async fn exercise_all(
     let python = inner.parts.guests.run(&machine.record.slot, user, "/bin/sh", &["-c", PYTHON], limit);
     match guest("running python", limit, &mut exit, cancel, python).await {
         // Not every image has a shell.
-        Ok(_) | Err(StepError::Failed { .. }) => Ok(()),
+        Ok(_) | Err(StepError::Guest { .. }) => Ok(()),
         Err(error) => Err(error),
     }
 }
