@@ -2,7 +2,7 @@
 //!
 //! [`prepare`] turns a [`Reference`] into a raw ext4 disk and the image's [`ImageConfig`]: fetch into an OCI layout
 //! ([`registry`], or skopeo for archives), unpack as root (umoci), make a filesystem (mke2fs). It is correct rather than quick: converting layers
-//! one by one without unpacking them replaces it behind [`Images`]. [`base::build`] makes an image out of Debian
+//! one by one without unpacking them replaces it behind [`Images`]. [`convert`] does that. [`base::build`] makes an image out of Debian
 //! packages for machines that reach no registry.
 //!
 //! Inside out: [`Reference`], `disk::Geometry` and `sources` are pure; `layout` reads OCI layouts; `command` runs tools
@@ -13,8 +13,10 @@
 pub mod base;
 mod command;
 mod config;
+pub mod convert;
 mod disk;
 mod error;
+mod ext4;
 mod fetch;
 mod layout;
 mod prepare;
