@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::print_stderr, reason = "tests say why they are skipped")]
 
 mod archive;
+mod random;
 mod tree;
 
 use aenv_oci::convert::{
@@ -82,9 +83,15 @@ async fn assert_like_umoci(tars: &[Vec<u8>], how: Compression, dated: &[&str]) -
     }
     // umoci knows no zstd.
     let theirs = if how == Compression::Zstd { Image::new(tars, Compression::Gzip) } else { image };
-    let bundle = theirs.dir.path().join("bundle");
+    compare(&theirs.layout(), "image", theirs.dir.path(), &disk, dated);
+    converted
+}
+
+/// Compares a disk with what umoci unpacks of the image `tag`.
+fn compare(layout: &Path, tag: &str, scratch: &Path, disk: &Path, dated: &[&str]) {
+    let bundle = scratch.join("bundle");
     let out = Command::new("umoci")
-        .args(["unpack", "--image", &format!("{}:image", theirs.layout().display())])
+        .args(["unpack", "--image", &format!("{}:{tag}", layout.display())])
         .arg(&bundle)
         .output()
         .unwrap();
@@ -92,10 +99,40 @@ async fn assert_like_umoci(tars: &[Vec<u8>], how: Compression, dated: &[&str]) -
     let dated: BTreeSet<PathBuf> = dated.iter().map(PathBuf::from).collect();
     let is_dated = |path: &Path| dated.contains(path);
     let expected = read_tree(&bundle.join("rootfs"), &is_dated);
-    let mounted = Mounted::new(&disk, "ro,loop");
+    let mounted = Mounted::new(disk, "ro,loop");
     let got = read_tree(mounted.at.path(), &is_dated);
     assert!(got == expected, "{}", difference(&got, &expected));
-    converted
+}
+
+#[tokio::test]
+async fn the_base_image_is_what_umoci_makes_of_it() {
+    let layout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/base-image");
+    if !can() {
+        return;
+    }
+    let Ok(index) = fs::read(layout.join("index.json")) else {
+        eprintln!("Skipped: no base image was made yet");
+        return;
+    };
+    let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
+    let blob = |descriptor: &serde_json::Value| {
+        fs::read(layout.join("blobs/sha256").join(&descriptor["digest"].as_str().unwrap()[7..])).unwrap()
+    };
+    let descriptor = &index["manifests"][0];
+    let tag = descriptor["annotations"]["org.opencontainers.image.ref.name"].as_str().unwrap();
+    let bytes = blob(descriptor);
+    let manifest: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+    let config = blob(&manifest["config"]);
+    let manifest = oci_spec::image::ImageManifest::from_reader(&bytes[..]).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path().join("store")).unwrap();
+    let layers = layers_of(&manifest, &config).unwrap();
+    let source = Arc::new(LayoutSource { layout: layout.clone() });
+    let converted = convert_image(source, &layers, &store, &ConvertOptions::default()).await.unwrap();
+    let disk = dir.path().join("disk");
+    export(&converted.paths(), converted.fs_size, &disk);
+    assert_clean(&disk);
+    compare(&layout, tag, dir.path(), &disk, &[]);
 }
 
 fn tar(files: &[File<'_>]) -> Vec<u8> {
@@ -516,4 +553,34 @@ async fn an_image_without_layers_is_an_empty_file_system() {
     assert_clean(&disk);
     let mounted = Mounted::new(&disk, "ro,loop");
     assert_eq!(fs::read_dir(mounted.at.path()).unwrap().count(), 1);
+}
+
+#[tokio::test]
+async fn random_layers_are_what_umoci_makes_of_them() {
+    if !can() {
+        return;
+    }
+    for seed in 1..=25 {
+        eprintln!("seed {seed}");
+        let tars = random::layers(&mut random::Random::new(seed));
+        assert_like_umoci(&tars, Compression::None, &["p", "q"]).await;
+    }
+}
+
+#[tokio::test]
+async fn damaged_archives_end_in_an_error_or_a_clean_file_system() {
+    let mut refused = 0;
+    for seed in 1..=150 {
+        eprintln!("seed {seed}");
+        match random::damaged_once(seed).await {
+            None => refused += 1,
+            Some((dir, image)) if can() && seed % 5 == 0 => {
+                let disk = dir.path().join("disk");
+                export(&image.paths(), image.fs_size, &disk);
+                assert_clean(&disk);
+            }
+            Some(_) => {}
+        }
+    }
+    assert!((10..150).contains(&refused), "{refused} of 150 were refused");
 }
