@@ -108,13 +108,13 @@ pub struct ConvertOptions {
 }
 
 impl Default for ConvertOptions {
-    /// 256 GiB, 4 million files, 2 GiB of memory, four downloads, an hour.
+    /// 256 GiB, 4 million files, 1 GiB of memory, four downloads, an hour.
     fn default() -> Self {
         Self {
             max_fs_bytes: 256 << 30,
             max_layer_bytes: 256 << 30,
             max_files: 4 << 20,
-            max_memory: 2 << 30,
+            max_memory: 1 << 30,
             parallel: 4,
             deadline: Duration::from_secs(3600),
             cancel: CancellationToken::new(),

@@ -17,6 +17,8 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 const MAX_SYMLINKS: u32 = 255;
 const MAX_PATH: usize = 4096;
 const MAX_DEPTH: usize = 1024;
+/// What a mark costs in memory besides its bytes.
+const MARK_COST: u64 = 64;
 
 /// Why a layer can't be applied.
 #[derive(Debug, thiserror::Error)]
@@ -97,8 +99,7 @@ impl Layer<'_> {
         }
         let place = self.resolve(&entry.path, parts, Some(entry.mtime))?.expect("made where missing");
         self.put(reader, entry, &place, &name, &meta, cancelled)?;
-        self.mark(place, name);
-        Ok(())
+        self.mark(place, name)
     }
 
     fn put<R: Read>(
@@ -239,13 +240,18 @@ impl Layer<'_> {
         Ok(())
     }
 
-    fn mark(&mut self, place: Place, name: Vec<u8>) {
-        self.upper.insert((place.directory, name));
-        for step in place.way.into_iter().rev() {
-            if !self.upper.insert(step) {
+    fn mark(&mut self, place: Place, name: Vec<u8>) -> Result<()> {
+        let mut step = Some((place.directory, name));
+        let mut way = place.way;
+        while let Some(mark) = step {
+            let bytes = MARK_COST + mark.1.len() as u64;
+            if !self.upper.insert(mark) {
                 break;
             }
+            self.volume.charge(bytes)?;
+            step = way.pop();
         }
+        Ok(())
     }
 
     /// The directory that `parts` lead to. Missing ones are made when `make` gives their time; else there is none.

@@ -102,13 +102,13 @@ impl Store {
     /// A layer that is here already, by its chain id. Blocking.
     ///
     /// # Errors
-    /// [`ConvertError::Io`] when it is there but can't be read.
+    /// [`ConvertError::Io`] when its record can't be read. One that is damaged or of another version counts as missing.
     pub fn get(&self, chain_id: &str) -> Result<Option<ConvertedLayer>, ConvertError> {
         let directory = self.place(chain_id);
         let step = || format!("read the converted layer {}", directory.display());
         let Some(mut layer) = during(read_record(&directory.join(RECORD)), step)? else { return Ok(None) };
         layer.path = directory.join(LAYER);
-        let size = during(fs::metadata(&layer.path), step)?.len();
+        let size = fs::metadata(&layer.path).map(|meta| meta.len()).unwrap_or_default();
         Ok((layer.format == FORMAT && layer.chain_id == chain_id && layer.size == size).then_some(layer))
     }
 

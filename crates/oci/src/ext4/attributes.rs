@@ -94,7 +94,7 @@ impl Volume {
             at
         };
         inode.set_attribute_block(block);
-        inode.set_blocks(inode.blocks() + u64::from(block != 0) - u64::from(had != 0));
+        inode.set_blocks((inode.blocks() + u64::from(block != 0)).saturating_sub(u64::from(had != 0)));
         Ok(())
     }
 }

@@ -237,6 +237,12 @@ impl Volume {
         Ok(cached)
     }
 
+    /// Counts memory that the caller holds for the layer, so that one bound covers it.
+    pub(crate) fn charge(&mut self, bytes: u64) -> Result<()> {
+        self.dir_bytes += bytes;
+        self.check_memory()
+    }
+
     pub(super) fn check_memory(&self) -> Result<()> {
         let taken = to_u64(self.cache.len() - self.clean) * to_u64(BLOCK) + self.dir_bytes;
         if taken > self.options.max_memory {
@@ -283,9 +289,12 @@ impl Volume {
     }
 
     pub(super) fn free_blocks(&mut self, start: u32, len: u32) -> Result<()> {
+        if u64::from(start) + u64::from(len) > self.block_count() {
+            return Err(damaged("a file lies outside the file system"));
+        }
         for block in start..start + len {
             let group = block / BLOCKS_PER_GROUP;
-            if u64::from(block) >= self.block_count() || block - first_block(group) < overhead(group) {
+            if block - first_block(group) < overhead(group) {
                 return Err(damaged("a file lies where the file system's own structures are"));
             }
             let bitmap = self.block_mut(block_bitmap(group))?;

@@ -6,9 +6,12 @@ mod random;
 mod tree;
 
 use aenv_oci::convert::{
-    ConvertError, ConvertOptions, ConvertedImage, LayoutSource, Store, convert_image, layers_of,
+    ConvertError, ConvertOptions, ConvertedImage, ConvertedLayer, LayerBytes, LayerRef, LayerSource,
+    LayoutSource, SharedLayers, SourceError, Store, convert_image, layers_of,
 };
 use archive::{Archive, Compression, File, dir, file, hardlink, layout, pax, seal, symlink};
+use async_trait::async_trait;
+use futures_util::StreamExt as _;
 use std::{
     collections::BTreeSet,
     fs,
@@ -583,4 +586,88 @@ async fn damaged_archives_end_in_an_error_or_a_clean_file_system() {
         }
     }
     assert!((10..150).contains(&refused), "{refused} of 150 were refused");
+}
+
+/// A directory that stands for a bucket.
+struct Bucket(PathBuf);
+
+#[async_trait]
+impl SharedLayers for Bucket {
+    async fn get(&self, chain_id: &str, record: &Path, file: &Path) -> Result<bool, SourceError> {
+        let from = self.0.join(&chain_id[7..]);
+        if !from.join("record").exists() {
+            return Ok(false);
+        }
+        fs::copy(from.join("file"), file)?;
+        fs::copy(from.join("record"), record)?;
+        Ok(true)
+    }
+
+    async fn put(&self, layer: &ConvertedLayer) -> Result<(), SourceError> {
+        let to = self.0.join(&layer.chain_id[7..]);
+        fs::create_dir_all(&to)?;
+        fs::copy(&layer.path, to.join("file"))?;
+        fs::copy(layer.path.with_file_name("layer.json"), to.join("record"))?;
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn another_machine_takes_converted_layers_from_the_bucket_and_converts_damaged_ones_anew() {
+    let image = Image::new(&[tar(&[file("a", b"1")]), tar(&[file("b", b"2")])], Compression::Gzip);
+    let bucket = image.dir.path().join("bucket");
+    let options =
+        ConvertOptions { shared: Some(Arc::new(Bucket(bucket.clone()))), ..ConvertOptions::default() };
+    let first = image.convert_with(&image.store(), &options).await.unwrap();
+    let blobs = image.layout().join("blobs");
+    fs::rename(&blobs, image.layout().join("away")).unwrap();
+    let second = Store::open(image.dir.path().join("second")).unwrap();
+    let taken = image.convert_with(&second, &options).await.unwrap();
+    assert_eq!(taken.layers[1].digest, first.layers[1].digest);
+    assert!(taken.paths()[1].starts_with(second.root()));
+    fs::rename(image.layout().join("away"), &blobs).unwrap();
+    let damaged = bucket.join(&first.layers[1].chain_id[7..]).join("file");
+    let mut bytes = fs::read(&damaged).unwrap();
+    bytes[5000] ^= 1;
+    fs::write(&damaged, bytes).unwrap();
+    let third = Store::open(image.dir.path().join("third")).unwrap();
+    let anew = image.convert_with(&third, &options).await.unwrap();
+    assert_eq!(anew.layers[1].digest, first.layers[1].digest);
+}
+
+/// Gives a few bytes and then nothing for ever.
+struct Hanging;
+
+#[async_trait]
+impl LayerSource for Hanging {
+    async fn open(&self, _: &LayerRef) -> Result<LayerBytes, SourceError> {
+        let first = futures_util::stream::iter([Ok(vec![0x1f, 0x8b, 8, 0].into())]);
+        Ok(first.chain(futures_util::stream::pending()).boxed())
+    }
+}
+
+#[tokio::test]
+async fn a_source_that_hangs_ends_by_the_deadline_or_by_cancelling_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let digest = archive::digest(b"");
+    let layers = [LayerRef { digest: digest.clone(), size: 100, diff_id: digest }];
+    let deadline = std::time::Duration::from_millis(300);
+    let late = ConvertOptions { deadline, ..ConvertOptions::default() };
+    let error = convert_image(Arc::new(Hanging), &layers, &store, &late).await.unwrap_err();
+    assert!(matches!(error, ConvertError::TimedOut(_)), "{error}");
+    let options = ConvertOptions::default();
+    let cancel = options.cancel.clone();
+    let (result, ()) = tokio::join!(convert_image(Arc::new(Hanging), &layers, &store, &options), async {
+        while fs::read_dir(dir.path()).unwrap().count() == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        cancel.cancel();
+    });
+    assert!(matches!(result, Err(ConvertError::Cancelled)), "{result:?}");
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while fs::read_dir(dir.path()).unwrap().count() > 0 {
+        assert!(std::time::Instant::now() < end, "a conversion goes on though nobody wants it");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
 }
