@@ -13,7 +13,12 @@
 //!
 //! kill -9: acknowledged writes are in the kernel's page cache already and are found at the next open; open handles
 //! answer `ENOTCONN` from then on. Bringing those back is the storage issue's work: the seam is that `Exports` is
-//! built from requests, which can be replayed, and that `Exporter` owns the mount.
+//! built from requests, which can be replayed, and that `Exporter` owns the mount. A prototype on kernel 6.18 survived 600
+//! kills without an error to anybody, and says what it takes: a keeper holds *every* cloned FUSE descriptor (requests belong
+//! to the clone they were read from, and end with its last holder), close-on-exec; the next worker asks for what was under
+//! way by `FUSE_NOTIFY_RESEND` (6.9), resent requests have bit 63 of `unique` set; passthrough's backing ids live in the
+//! connection and are used again, never made anew for an open inode; where the kernel can't resend, the keeper aborts the
+//! connection, or clients hang. fuser can't take over a connection that is set up: the wire format must be spoken here.
 
 use std::fs::{self, File, OpenOptions};
 use std::future::Future;
