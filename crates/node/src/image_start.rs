@@ -12,7 +12,10 @@
 use crate::{
     builds,
     control::{Error, Result},
-    model::{BuildId, BuildStatus, CreateSandbox, Principal, PullTemplate, TemplateId},
+    model::{
+        BuildId, BuildStatus, CreateSandbox, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_VCPUS, Principal,
+        PullTemplate, TemplateId,
+    },
     node::Inner,
 };
 use sha2::{Digest, Sha256};
@@ -24,10 +27,8 @@ const SPACE: &str = "image/";
 const MOST: usize = 512;
 /// How many that could not be made it keeps, for their logs.
 const MOST_FAILED: usize = 32;
-/// Size of a machine whose request names none: the same as of a pulled template.
-const VCPUS: u8 = 2;
-const MEMORY_MIB: u32 = 512;
-const DISK_MIB: u32 = 10_240;
+/// Virtual CPUs, memory and disk, both MiB.
+type Size = (u8, u32, u32);
 
 /// The name of the template to start from, which is ready when this returns.
 pub(crate) async fn template_for(
@@ -35,40 +36,38 @@ pub(crate) async fn template_for(
     who: &Principal,
     request: &CreateSandbox,
 ) -> Result<String> {
-    let known = inner.catalog.resolve(&who.team, &request.template, |ready, _| Arc::clone(ready));
-    let size_given =
-        request.vcpus.or(request.memory_mib.map(|_| 0)).or(request.disk_mib.map(|_| 0)).is_some();
-    let (image, sizes) = match known {
-        Ok(ready) => {
+    let asked = |(vcpus, memory_mib, disk_mib): Size| {
+        (
+            request.vcpus.unwrap_or(vcpus),
+            request.memory_mib.unwrap_or(memory_mib),
+            request.disk_mib.unwrap_or(disk_mib),
+        )
+    };
+    let (image, size) = match inner.catalog.resolve(&who.team, &request.template, |ready, _| ready.build) {
+        // The usual start, which must not pay for what follows.
+        Ok(_) if (request.vcpus, request.memory_mib, request.disk_mib) == (None, None, None) => {
+            return Ok(request.template.clone());
+        }
+        Ok(build) => {
             let build = inner
                 .catalog
-                .build(&ready.build)
+                .build(&build)
                 .ok_or_else(|| Error::TemplateNotFound(request.template.clone()))?;
             // What its maker asked for: a disk may have come out larger than that.
             let made = (build.vcpus, build.memory_mib, build.disk_mib);
-            let sizes = (
-                request.vcpus.unwrap_or(made.0),
-                request.memory_mib.unwrap_or(made.1),
-                request.disk_mib.unwrap_or(made.2),
-            );
-            if !size_given || sizes == made {
+            if asked(made) == made {
                 return Ok(request.template.clone());
             }
             // A snapshot's machine can't change its size: the same image is started in another.
-            (build.image, sizes)
+            (build.image, asked(made))
         }
         Err(Error::TemplateNotFound(_)) if is_image(&request.template) => {
-            let sizes = (
-                request.vcpus.unwrap_or(VCPUS),
-                request.memory_mib.unwrap_or(MEMORY_MIB),
-                request.disk_mib.unwrap_or(DISK_MIB),
-            );
-            (request.template.clone(), sizes)
+            (request.template.clone(), asked((DEFAULT_VCPUS, DEFAULT_MEMORY_MIB, DEFAULT_DISK_MIB)))
         }
         Err(error) => return Err(error),
     };
-    let (vcpus, memory_mib, disk_mib) = sizes;
-    let name = name_of(&image, sizes);
+    let (vcpus, memory_mib, disk_mib) = size;
+    let name = name_of(&image, size);
     let pull = PullTemplate {
         image,
         name: name.clone(),
@@ -92,7 +91,7 @@ pub(crate) fn is_image(reference: &str) -> bool {
 }
 
 /// Long enough that no two meet, and a template's name by its letters.
-fn name_of(image: &str, (vcpus, memory_mib, disk_mib): (u8, u32, u32)) -> String {
+fn name_of(image: &str, (vcpus, memory_mib, disk_mib): Size) -> String {
     let key = Sha256::digest(format!("{image}\n{vcpus} {memory_mib} {disk_mib}"));
     format!("{SPACE}{}", hex::encode(key.get(..16).unwrap_or(&key)))
 }

@@ -239,6 +239,13 @@ pub struct ImageCommand {
     pub cmd: Vec<String>,
 }
 
+/// Virtual CPUs of a machine whose maker names no number.
+pub const DEFAULT_VCPUS: u8 = 2;
+/// Its memory, MiB.
+pub const DEFAULT_MEMORY_MIB: u32 = 512;
+/// Its disk, MiB.
+pub const DEFAULT_DISK_MIB: u32 = 10_240;
+
 /// A request to start a sandbox. The server has checked shapes; the node checks ranges and existence.
 #[derive(Debug, Clone)]
 pub struct CreateSandbox {

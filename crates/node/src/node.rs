@@ -156,14 +156,6 @@ impl Node {
         Ok(Arc::new(Self { inner }))
     }
 
-    /// Makes an API key for a team and returns it in full, the only time it is seen: `e2b_` and 40 hex digits.
-    /// Only its SHA-256 is kept.
-    pub async fn create_key(&self, team: &str, name: &str) -> Result<String, control::Error> {
-        let key = Self::new_key();
-        self.add_key(&key, team, name).await?;
-        Ok(key)
-    }
-
     /// A key as clients expect one; valid for nobody until it is added.
     #[must_use]
     pub fn new_key() -> String {

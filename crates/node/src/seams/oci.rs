@@ -53,8 +53,8 @@ impl OciImages {
         };
         if !self.local && local {
             return Err(Fault::new(format!(
-                "'{text}' names a file or a registry of the server's own machine, which this server doesn't allow; push the image to a registry, \
-                 or set local_images = true"
+                "'{text}' names a file or a registry of the server's own machine, which this server doesn't allow; push \
+                 the image to a registry elsewhere, or set local_images = true"
             )));
         }
         Ok(reference)

@@ -43,15 +43,15 @@ fn check(inner: &Inner, request: &CreateSandbox) -> Result<()> {
 
 pub(super) async fn create(inner: &Arc<Inner>, who: &Principal, request: CreateSandbox) -> Result<Sandbox> {
     check(inner, &request)?;
-    let template = image_start::template_for(inner, who, &request).await?;
     let key = request.idempotency_key.clone().map(|key| (who.team.clone(), key));
-    // Known before anything is taken, so that a repeated request costs nothing.
-    let ready = inner.catalog.resolve(&who.team, &template, |ready, _| Arc::clone(ready))?;
+    // Known before anything is taken or made, so that a repeated request costs nothing.
     if let Some(key) = &key
         && let Some(made) = repeated(inner, key).await
     {
         return made;
     }
+    let template = image_start::template_for(inner, who, &request).await?;
+    let ready = inner.catalog.resolve(&who.team, &template, |ready, _| Arc::clone(ready))?;
     let warm = if request.cold { None } else { inner.pool.take(&ready) };
     let (id, source) = match warm {
         Some(warm) => (warm.id, Source::Warm(warm.machine)),

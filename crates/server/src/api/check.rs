@@ -46,6 +46,16 @@ pub(super) fn number<T: TryFrom<i64>>(field: &str, value: i64, low: i64, high: i
     T::try_from(value).map_err(|_| refused())
 }
 
+/// Virtual CPUs of a machine.
+pub(super) fn vcpus(value: i64) -> Result<u8> {
+    number("cpuCount", value, 1, 32)
+}
+
+/// Disk of a machine, MiB.
+pub(super) fn disk(value: i64) -> Result<u32> {
+    number("diskSizeMB", value, 256, 1 << 20)
+}
+
 /// Memory of a machine, MiB.
 pub(super) fn memory(value: i64) -> Result<u32> {
     let memory: u32 = number("memoryMB", value, 128, 65_536)?;

@@ -79,9 +79,9 @@ async fn start(
     check::available(&new)?;
     let request = CreateSandbox {
         template: new.template_id,
-        vcpus: new.cpu_count.map(|count| check::number("cpuCount", count, 1, 32)).transpose()?,
+        vcpus: new.cpu_count.map(check::vcpus).transpose()?,
         memory_mib: new.memory_mb.map(check::memory).transpose()?,
-        disk_mib: new.disk_size_mb.map(|size| check::number("diskSizeMB", size, 256, 1 << 20)).transpose()?,
+        disk_mib: new.disk_size_mb.map(check::disk).transpose()?,
         ttl,
         on_timeout,
         auto_resume,

@@ -10,7 +10,9 @@ use crate::{
     error::{ApiError, Result},
 };
 use aenv_api_types as api;
-use aenv_node::model::{Build, BuildId, Principal, PullTemplate, TemplateId};
+use aenv_node::model::{
+    Build, BuildId, DEFAULT_DISK_MIB, DEFAULT_MEMORY_MIB, DEFAULT_VCPUS, Principal, PullTemplate, TemplateId,
+};
 use axum::{Extension, extract::State as Extract, response::Response};
 use http::StatusCode;
 
@@ -191,7 +193,7 @@ pub(in crate::api) async fn pull(
         ));
     }
     check::template_name("name", &request.name)?;
-    let memory = check::memory(request.memory_mb.unwrap_or(512))?;
+    let memory_mib = request.memory_mb.map_or(Ok(DEFAULT_MEMORY_MIB), check::memory)?;
     let credential_ok = |text: &Option<String>| {
         text.as_ref()
             .is_none_or(|text| (1..=MAX_CREDENTIAL).contains(&text.len()) && !text.contains(char::is_control))
@@ -213,9 +215,9 @@ pub(in crate::api) async fn pull(
             PullTemplate {
                 image,
                 name: request.name.clone(),
-                vcpus: check::number("cpuCount", request.cpu_count.unwrap_or(2), 1, 32)?,
-                memory_mib: memory,
-                disk_mib: check::number("diskSizeMB", request.disk_size_mb.unwrap_or(10_240), 256, 1 << 20)?,
+                vcpus: request.cpu_count.map_or(Ok(DEFAULT_VCPUS), check::vcpus)?,
+                memory_mib,
+                disk_mib: request.disk_size_mb.map_or(Ok(DEFAULT_DISK_MIB), check::disk)?,
                 force: request.force.unwrap_or(false),
                 credentials,
             },
