@@ -125,31 +125,20 @@ pub(crate) fn unclaim(socket: &mut Socket, net: Ipv4Net) -> io::Result<()> {
     }
 }
 
-/// Destinations of the IPv4 routes of all tables, without default routes.
-pub(crate) fn routes(socket: &mut Socket) -> io::Result<Vec<Ipv4Net>> {
-    let mut found = Vec::new();
-    let all =
-        Ipv4Net::new(Ipv4Addr::UNSPECIFIED, 0).unwrap_or_else(|| unreachable!("0.0.0.0/0 is canonical"));
-    socket.dump(Message::new(RTM_GETROUTE, REQUEST | DUMP, &route_body(all, 0)), |kind, body| {
-        if let (RTM_NEWROUTE, Some([INET, length, ..]), Some(rest)) = (kind, body.get(..12), body.get(12..))
-            && *length > 0
-            && let Some((_, to)) = attributes(rest).find(|(kind, _)| *kind == 1)
-            && let Ok(octets) = <[u8; 4]>::try_from(to)
-            && let Some(net) = Ipv4Net::new(octets.into(), *length)
-        {
-            found.push(net);
-        }
-    })?;
-    Ok(found)
+/// An IPv4 route of any table.
+struct Route {
+    /// `None` for a default route.
+    to: Option<Ipv4Net>,
+    /// Index of the outgoing link, as the kernel writes it.
+    link: Option<Vec<u8>>,
+    /// Directly on that link, without a gateway.
+    attached: bool,
 }
 
-/// IPv4 networks in which the host itself lives: those directly attached to a link that a default route uses. Guests
-/// have no business with the host's neighbours, whatever their addresses.
-pub(crate) fn neighbourhood(socket: &mut Socket) -> io::Result<Vec<Ipv4Net>> {
-    /// `RT_SCOPE_LINK` and `RTN_UNICAST` of linux/rtnetlink.h.
-    const ATTACHED: (u8, u8) = (253, 1);
-    let mut attached: Vec<(Ipv4Net, Vec<u8>)> = Vec::new();
-    let mut outward: Vec<Vec<u8>> = Vec::new();
+fn route_table(socket: &mut Socket) -> io::Result<Vec<Route>> {
+    /// `RT_SCOPE_LINK` of linux/rtnetlink.h.
+    const LINK: u8 = 253;
+    let mut found = Vec::new();
     let all =
         Ipv4Net::new(Ipv4Addr::UNSPECIFIED, 0).unwrap_or_else(|| unreachable!("0.0.0.0/0 is canonical"));
     socket.dump(Message::new(RTM_GETROUTE, REQUEST | DUMP, &route_body(all, 0)), |kind, body| {
@@ -159,19 +148,38 @@ pub(crate) fn neighbourhood(socket: &mut Socket) -> io::Result<Vec<Ipv4Net>> {
             return;
         };
         let attribute =
-            |wanted: u16| attributes(rest).find(|(kind, _)| *kind == wanted).map(|(_, value)| value.to_vec());
-        // Attributes 1 and 4: destination and outgoing link.
-        let Some(link) = attribute(4) else { return };
-        if *length == 0 {
-            outward.push(link);
-        } else if (*scope, *route_type) == ATTACHED
-            && let Some(octets) = attribute(1).and_then(|to| <[u8; 4]>::try_from(to).ok())
-            && let Some(net) = Ipv4Net::new(octets.into(), *length)
-        {
-            attached.push((net, link));
-        }
+            |wanted: u16| attributes(rest).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+        let to = match *length {
+            0 => None,
+            length => {
+                let octets = attribute(1).and_then(|to| <[u8; 4]>::try_from(to).ok());
+                let Some(net) = octets.and_then(|octets| Ipv4Net::new(octets.into(), length)) else { return };
+                Some(net)
+            }
+        };
+        let attached = (*scope, *route_type) == (LINK, UNICAST);
+        found.push(Route { to, link: attribute(4).map(<[u8]>::to_vec), attached });
     })?;
-    Ok(attached.into_iter().filter(|(_, link)| outward.contains(link)).map(|(net, _)| net).collect())
+    Ok(found)
+}
+
+/// Destinations of the IPv4 routes of all tables, without default routes.
+pub(crate) fn routes(socket: &mut Socket) -> io::Result<Vec<Ipv4Net>> {
+    Ok(route_table(socket)?.into_iter().filter_map(|route| route.to).collect())
+}
+
+/// IPv4 networks in which the host itself lives: those directly attached to a link that a default route uses. Guests
+/// have no business with the host's neighbours, whatever their addresses.
+pub(crate) fn neighbourhood(socket: &mut Socket) -> io::Result<Vec<Ipv4Net>> {
+    let table = route_table(socket)?;
+    let outward = |link: &Option<Vec<u8>>| {
+        link.is_some() && table.iter().any(|route| route.to.is_none() && route.link == *link)
+    };
+    Ok(table
+        .iter()
+        .filter(|route| route.attached && outward(&route.link))
+        .filter_map(|route| route.to)
+        .collect())
 }
 
 /// A neighbour entry that no ARP answer can change.
