@@ -166,16 +166,27 @@ pub fn store(changes: &[(&str, &str)]) -> Result<PathBuf> {
     for (key, value) in changes {
         values.insert((*key).to_owned(), (*value).to_owned());
     }
+    // Exported, so that a shell that sources it hands it on to the SDKs.
+    let lines: String =
+        values.iter().map(|(key, value)| format!("export {key}={}\n", shell_word(value))).collect();
+    write_secret(&path, &lines)?;
+    Ok(path)
+}
+
+/// Writes a file that only its owner may read, making its folder. Renamed into place, so that a crash never leaves half
+/// of it.
+///
+/// # Errors
+/// The file can't be written.
+pub fn write_secret(path: &Path, text: &str) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder)?;
-    // Renamed into place, so that a crash never leaves half a key behind. `tempfile` makes it mode 0600.
+    // `tempfile` makes it mode 0600.
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    for (key, value) in &values {
-        // Exported, so that a shell that sources it hands it on to the SDKs.
-        writeln!(file, "export {key}={}", shell_word(value))?;
-    }
-    file.persist(&path).map_err(|e| Error::Failed(format!("can't write {}: {}", path.display(), e.error)))?;
-    Ok(path)
+    file.write_all(text.as_bytes())?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|e| Error::Failed(format!("can't write {}: {}", path.display(), e.error)))?;
+    Ok(())
 }
 
 /// A value as a shell reads it back; `$PATH` stays a variable. Our own reader takes the quotes off.

@@ -9,9 +9,8 @@ use aenv_node::{Node, control::Control as _};
 use anyhow::{Context, Result};
 use sha2::{Digest as _, Sha256};
 use std::{
-    fs::{File, OpenOptions},
-    io::{Read as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    fs::File,
+    io::Read as _,
     path::{Path, PathBuf},
 };
 
@@ -61,17 +60,8 @@ fn key_path(data_dir: &Path) -> PathBuf {
 }
 
 fn make_local_key(settings: &Settings) -> Result<String> {
-    let path = key_path(&settings.data_dir);
     let key = Node::new_key();
-    // Written beside and renamed: a crash leaves no half of a key.
-    let new = path.with_extension("new");
-    let written = || -> std::io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        writeln!(file, "{key}")?;
-        file.sync_all()?;
-        std::fs::rename(&new, &path)
-    };
-    written().with_context(|| format!("can't write {}", path.display()))?;
+    aenv_cli::settings::write_secret(&key_path(&settings.data_dir), &format!("{key}\n"))?;
     Ok(key)
 }
 

@@ -53,7 +53,7 @@ async fn start_daemons(settings: &Settings, detach: bool) -> Result<()> {
         match start(settings, "server", &["--client-env"], SERVER_START).await {
             Ok(pid) => say(&format!("server: pid {pid}, on http://{}", settings.listen)),
             Err(error) => {
-                // What this call began it takes back; a storage daemon with open disks refuses, and rightly so.
+                // What this call began it takes back. Nobody has a disk open at a storage daemon that has just started.
                 if !storaged_runs
                     && let Some(storaged) = Background::find(&settings.storaged_pid_file(), "storaged")?
                 {

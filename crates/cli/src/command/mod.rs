@@ -10,6 +10,7 @@ mod life;
 mod list;
 mod pull;
 mod session;
+mod size;
 mod start;
 mod template;
 mod tree;

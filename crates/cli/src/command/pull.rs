@@ -1,6 +1,6 @@
 //! `aenv pull`: a template from an image, with the build's log as progress.
 
-use super::Context;
+use super::{Context, size::Size};
 use crate::{
     error::{Error, Result},
     output,
@@ -24,15 +24,8 @@ pub struct Args {
     /// Name to start sandboxes by
     #[arg(long)]
     name: String,
-    /// Virtual CPUs
-    #[arg(long, value_parser = clap::value_parser!(i64).range(1..))]
-    cpu: Option<i64>,
-    /// Memory in MiB
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(i64).range(1..))]
-    memory: Option<i64>,
-    /// Disk in MiB
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(i64).range(1..))]
-    disk: Option<i64>,
+    #[command(flatten)]
+    size: Size,
     /// Make it anew even when nothing changed
     #[arg(long)]
     force: bool,
@@ -55,9 +48,9 @@ pub(super) async fn run(context: &Context, args: Args) -> Result<u8> {
     let pull = PullTemplate {
         image: args.image,
         name: args.name,
-        cpu_count: args.cpu,
-        memory_mb: args.memory,
-        disk_size_mb: args.disk,
+        cpu_count: args.size.cpu,
+        memory_mb: args.size.memory,
+        disk_size_mb: args.size.disk,
         force: args.force.then_some(true),
         username: args.user,
         password,

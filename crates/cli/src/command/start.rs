@@ -1,6 +1,6 @@
 //! `aenv start`: a sandbox from a template or an image.
 
-use super::{Context, pair};
+use super::{Context, pair, size::Size};
 use crate::{control::known, error::Result, output};
 use aenv_api_types::{AutoResume, NewSandbox, Sandbox};
 
@@ -21,15 +21,8 @@ pub(super) enum OnTimeout {
 pub struct Args {
     /// Template (name, name:tag or id) or image with its registry (docker.io/library/python:3.12)
     template: String,
-    /// Virtual CPUs, other than the template's
-    #[arg(long, value_parser = clap::value_parser!(i64).range(1..))]
-    cpu: Option<i64>,
-    /// Memory in MiB, other than the template's
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(i64).range(1..))]
-    memory: Option<i64>,
-    /// Disk in MiB, other than the template's
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(i64).range(1..))]
-    disk: Option<i64>,
+    #[command(flatten)]
+    size: Size,
     /// Seconds it lives
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(i64).range(1..))]
     timeout: i64,
@@ -56,9 +49,9 @@ pub struct Args {
 pub(super) async fn run(context: &Context, args: Args) -> Result<u8> {
     let new = NewSandbox {
         template_id: args.template,
-        cpu_count: args.cpu,
-        memory_mb: args.memory,
-        disk_size_mb: args.disk,
+        cpu_count: args.size.cpu,
+        memory_mb: args.size.memory,
+        disk_size_mb: args.size.disk,
         timeout: Some(args.timeout),
         auto_pause: Some(args.on_timeout == OnTimeout::Pause),
         auto_resume: args.auto_resume.then_some(AutoResume { enabled: true }),
