@@ -323,3 +323,25 @@ async fn a_refusal_that_leaves_a_body_unread_says_that_the_connection_ends() {
     assert!(answer.starts_with("http/1.1 401"), "{answer}");
     assert!(answer.contains("connection: close"), "{answer}");
 }
+
+#[tokio::test]
+async fn a_refused_body_is_taken_to_its_end_and_its_connection_serves_on() {
+    let agent = Agent::start();
+    let mut stream = TcpStream::connect(agent.address).await.expect("the port is open");
+    let size = 4 << 20;
+    let head = format!(
+        "POST /files?path=/tmp/x&username=ghost HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n"
+    );
+    within(stream.write_all(head.as_bytes())).await.expect("the agent listens");
+    within(stream.write_all(&vec![b'x'; size])).await.expect("the agent takes the body");
+    within(stream.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
+        .await
+        .expect("and more");
+    let mut answers = Vec::new();
+    within(stream.read_to_end(&mut answers)).await.expect("two answers");
+    let answers = String::from_utf8_lossy(&answers);
+    let (refusal, health) = answers.split_at(answers.rfind("HTTP/1.1").expect("an answer"));
+    assert!(refusal.starts_with("HTTP/1.1 401"), "{answers}");
+    assert!(!refusal.to_ascii_lowercase().contains("connection: close"), "{answers}");
+    assert!(health.starts_with("HTTP/1.1 204"), "{answers}");
+}

@@ -10,10 +10,9 @@ use std::{
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
 use futures_util::{Stream, StreamExt, stream};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header, request::Parts};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
-use hyper::body::Incoming;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{
@@ -36,11 +35,11 @@ pub(super) async fn serve(
     guest: &Arc<Guest>,
     user: &User,
     query: &Query,
-    request: &Request<Incoming>,
+    head: &Parts,
 ) -> Result<Answer, Refusal> {
     let path = resolve(guest, query.path.as_deref().unwrap_or_default(), user)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let headers = request.headers();
+    let headers = &head.headers;
     let (file, size, modified) = blocking(move || {
         // Opening a pipe must not wait for its other end.
         let file = OpenOptions::new()
@@ -86,7 +85,7 @@ pub(super) async fn serve(
         }
         Encoding::Identity => {}
     }
-    if request.method() != Method::HEAD {
+    if head.method != Method::HEAD {
         let wanted = if unknown { u64::MAX } else { length };
         let pieces = pieces(file, start, wanted, unknown, encoding);
         *answer.body_mut() = StreamBody::new(pieces.map(|piece| piece.map(Frame::data))).boxed_unsync();

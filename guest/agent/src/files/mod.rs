@@ -9,7 +9,7 @@ mod upload;
 
 use std::{io, path::Path, sync::Arc};
 
-use http::{Method, Request, StatusCode};
+use http::{Method, StatusCode, request::Parts};
 use hyper::body::Incoming;
 
 pub(crate) use compose::compose;
@@ -24,15 +24,15 @@ use query::Query;
 use signature::Operation;
 
 /// Answers a request to `/files`.
-pub(crate) async fn serve(guest: &Arc<Guest>, request: Request<Incoming>) -> Result<Answer, Refusal> {
-    let query = Query::parse(request.uri().query().unwrap_or_default())?;
-    let operation = if request.method() == Method::POST { Operation::Write } else { Operation::Read };
+pub(crate) async fn serve(guest: &Arc<Guest>, head: &Parts, body: &mut Incoming) -> Result<Answer, Refusal> {
+    let query = Query::parse(head.uri.query().unwrap_or_default())?;
+    let operation = if head.method == Method::POST { Operation::Write } else { Operation::Read };
     let now = jiff::Timestamp::now().as_second();
-    signature::check(guest, credentials::token(request.headers()), &query, operation, now)?;
+    signature::check(guest, credentials::token(&head.headers), &query, operation, now)?;
     let user = user(guest, query.username.as_deref())?;
     match operation {
-        Operation::Read => download::serve(guest, &user, &query, &request).await,
-        Operation::Write => upload::serve(guest, user, query, request).await,
+        Operation::Read => download::serve(guest, &user, &query, head).await,
+        Operation::Write => upload::serve(guest, &user, &query, &head.headers, body).await,
     }
 }
 

@@ -7,13 +7,12 @@ use std::{
     os::unix::fs::{OpenOptionsExt, chown, fchown},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use aenv_envd_proto::http::UploadedFile;
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt, stream};
-use http::{HeaderMap, Request, StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, BodyStream};
 use hyper::body::Incoming;
 
@@ -27,27 +26,20 @@ use crate::{
 
 /// Collected before a write: each write is a trip to another thread.
 const PIECE: usize = 512 << 10;
-/// How long the rest of a refused body is taken and thrown away, so that its sender gets to read the answer.
-const DRAIN: Duration = Duration::from_secs(10);
 
 pub(super) async fn serve(
     guest: &Arc<Guest>,
-    user: User,
-    query: Query,
-    request: Request<Incoming>,
+    user: &User,
+    query: &Query,
+    headers: &HeaderMap,
+    body: &mut Incoming,
 ) -> Result<Answer, Refusal> {
-    let (parts, body) = request.into_parts();
     let mut body = Box::pin(data(body));
-    let result = take(guest, &user, &query, &parts.headers, &mut body).await;
-    if result.is_err() {
-        // A client that is still sending would see a broken connection instead of the reason.
-        let rest = async { while body.next().await.is_some_and(|piece| piece.is_ok()) {} };
-        let _ = tokio::time::timeout(DRAIN, rest).await;
-    }
-    result.map(|files| json(StatusCode::OK, &files))
+    let files = take(guest, user, query, headers, &mut body).await?;
+    Ok(json(StatusCode::OK, &files))
 }
 
-fn data(body: Incoming) -> impl Stream<Item = Result<Bytes, BodyError>> + Send {
+fn data(body: &mut Incoming) -> impl Stream<Item = Result<Bytes, BodyError>> + Send {
     BodyStream::new(body.map_err(BodyError::from))
         .filter_map(|frame| async { frame.map(|frame| frame.into_data().ok()).transpose() })
 }

@@ -7,13 +7,14 @@ use aenv_envd_proto::{
     http::{INIT_SECRET, InitRequest},
     process::PROCESS_SERVICE_NAME,
 };
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version, header};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Version, header, request::Parts};
 use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::sync::Notify;
 
 use super::{
     answer::{Answer, Refusal, json, status},
+    body::drain,
     collect,
     rpc::Rpc,
 };
@@ -41,6 +42,20 @@ pub(crate) struct App {
     stop: Arc<Notify>,
 }
 
+/// Whether a request is for one of the two RPC services.
+fn is_call(head: &Parts) -> bool {
+    let service = head.uri.path().strip_prefix('/').and_then(|path| path.split_once('/'));
+    matches!(service, Some((PROCESS_SERVICE_NAME | FILESYSTEM_SERVICE_NAME, _)))
+}
+
+/// An answer that pages of any origin may read.
+fn readable(mut answer: Answer) -> Answer {
+    let headers = answer.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+    headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
+    answer
+}
+
 impl App {
     pub(super) fn new(guest: Arc<Guest>, stop: Arc<Notify>) -> io::Result<Self> {
         let processes = Processes::start(Arc::clone(&guest))?;
@@ -58,36 +73,38 @@ impl App {
     }
 
     pub(super) async fn answer(&self, request: Request<Incoming>) -> Answer {
-        let with_body = !request.body().is_end_stream() && request.version() < Version::HTTP_2;
-        let (mut answer, refused) = if request.method() == Method::OPTIONS {
-            (preflight(request.headers()), with_body)
-        } else {
-            match self.dispatch(request).await {
-                Ok(answer) => (answer, false),
-                Err(refusal) => (refusal.answer(), with_body),
+        let (head, mut body) = request.into_parts();
+        let call = is_call(&head);
+        let outcome = if head.method == Method::OPTIONS {
+            Ok(preflight(&head.headers))
+        } else if call {
+            match self.check_token(&head.headers) {
+                Ok(()) => return readable(self.rpc.answer(Request::from_parts(head, body)).await),
+                Err(refusal) => Err(refusal),
             }
+        } else {
+            self.dispatch(&head, &mut body).await
         };
-        let headers = answer.headers_mut();
-        if refused {
-            // The body may be unread, and then the connection ends: said so, or the proxy sends its next request into it.
-            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
-        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
-        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
-        answer
+        readable(match outcome {
+            Ok(answer) => answer,
+            Err(refusal) => {
+                let mut answer = refusal.answer();
+                // A call's body may be a stream that never ends.
+                let whole = body.is_end_stream() || (!call && drain(&mut body).await);
+                if !whole && head.version < Version::HTTP_2 {
+                    // Said so, or the proxy sends its next request into a connection that ends.
+                    answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                }
+                answer
+            }
+        })
     }
 
-    async fn dispatch(&self, request: Request<Incoming>) -> Result<Answer, Refusal> {
-        let path = request.uri().path();
-        let service =
-            path.strip_prefix('/').and_then(|path| path.split_once('/')).map(|(service, _)| service);
-        if matches!(service, Some(PROCESS_SERVICE_NAME | FILESYSTEM_SERVICE_NAME)) {
-            self.check_token(request.headers())?;
-            return Ok(self.rpc.answer(request).await);
-        }
+    async fn dispatch(&self, head: &Parts, body: &mut Incoming) -> Result<Answer, Refusal> {
+        let path = head.uri.path();
         let route = Route::of(path)
             .ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, format!("there is no {path:?} here")))?;
-        let method = request.method();
+        let method = &head.method;
         let allowed = route.allowed();
         if !allowed.contains(method) {
             return Err(Refusal::new(
@@ -100,25 +117,25 @@ impl App {
         }
         match route {
             Route::Health => Ok(status(StatusCode::NO_CONTENT)),
-            Route::Files => files::serve(&self.guest, request).await,
+            Route::Files => files::serve(&self.guest, head, body).await,
             Route::Compose => {
-                self.check_token(request.headers())?;
-                let body = collect(request.into_body(), MAX_BODY).await?;
+                self.check_token(&head.headers)?;
+                let body = collect(body, MAX_BODY).await?;
                 files::compose(&self.guest, &body).await
             }
             Route::Envs => {
-                self.check_token(request.headers())?;
+                self.check_token(&head.headers)?;
                 Ok(json(StatusCode::OK, &self.guest.env()))
             }
             Route::Metrics => {
-                self.check_token(request.headers())?;
+                self.check_token(&head.headers)?;
                 let meter = Arc::clone(&self.meter);
                 let metrics = blocking(move || meter.measure()).await?;
                 Ok(json(StatusCode::OK, &metrics))
             }
             Route::Init => {
-                self.check_node(request.headers())?;
-                let body = collect(request.into_body(), MAX_BODY).await?;
+                self.check_node(&head.headers)?;
+                let body = collect(body, MAX_BODY).await?;
                 let body: InitRequest = match body.trim_ascii_start().first() {
                     None => InitRequest::default(),
                     // A list would be taken for the fields in order.
@@ -130,14 +147,14 @@ impl App {
                 Ok(status(StatusCode::NO_CONTENT))
             }
             Route::Sync => {
-                self.check_node(request.headers())?;
+                self.check_node(&head.headers)?;
                 blocking(rustix::fs::sync).await?;
                 // A snapshot follows: who wakes from it starts with untranslated code.
                 self.processes.arm_rehearsal();
                 Ok(status(StatusCode::NO_CONTENT))
             }
             Route::Shutdown => {
-                self.check_node(request.headers())?;
+                self.check_node(&head.headers)?;
                 if self.guest.machine == Machine::Ours {
                     blocking(rustix::fs::sync).await?;
                 }

@@ -80,8 +80,8 @@ impl Rpc {
 }
 
 /// The body of a call with one message, if it looks like one.
-async fn whole(headers: &http::HeaderMap, body: Incoming) -> Result<Bytes, ConnectError> {
-    let body = collect(body, MAX_MESSAGE).await.map_err(|Refusal { status, message }| match status {
+async fn whole(headers: &http::HeaderMap, mut body: Incoming) -> Result<Bytes, ConnectError> {
+    let body = collect(&mut body, MAX_MESSAGE).await.map_err(|Refusal { status, message }| match status {
         StatusCode::PAYLOAD_TOO_LARGE => ConnectError::resource_exhausted(message),
         _ => ConnectError::invalid_argument(message),
     })?;
